@@ -1,8 +1,8 @@
 // The choice of a row's experts from its logits, by one warp.
 //
 // The lanes share the experts, so the sums of a row have one order whatever else is in the batch (cpu/routing.rs has
-// the same choice: the most likely ones, of equals the lower index; by probabilities over all experts, or by logits, of
-// which the chosen ones alone become probabilities).
+// the same choice: the most likely ones, of equals the lower index; by probabilities over all experts, by logits, of
+// which the chosen ones alone become probabilities, or by scores).
 #pragma once
 #include "experts.cuh"
 
@@ -14,7 +14,12 @@ enum Weighing : int {
     SOFTMAX = 0,       // its probability among all experts
     RENORMALIZED = 1,  // the same, divided by the sum of those of the chosen
     OF_CHOSEN = 2,     // its probability among the chosen
+    SIGMOID = 3,       // the sigmoid of its own logit
+    RENORMALIZED_SIGMOID = 4,  // the same, divided by the sum of those of the chosen
 };
+
+// Of weights, the least divisor: llama.cpp's.
+constexpr float LEAST_SUM = 0x1p-14f;
 
 // Probabilities over all experts, of which a lane has PER logits, in the order of their bits, NaN above all; never zero.
 template <int PER> DEVICE void rank_probabilities(float (&p)[PER], uint32_t (&rank)[PER]) {
@@ -76,5 +81,51 @@ template <int PER> DEVICE void choose_experts(float (&p)[PER], int experts, int 
         if (lane == (c & 31)) choices[c] = {expert, weight};
     }
     if (weighing == SOFTMAX) return;
+    for (int c = lane; c < used; c += 32) choices[c].weight = __fdiv_rn(choices[c].weight, total);
+}
+
+// The same by scores: probabilities over all experts, or sigmoids of logits, each with a bias that is not part of the weight.
+// `bias` may be null. A score that is not a number makes all weights such.
+template <int PER> DEVICE void choose_by_scores(float (&p)[PER], const float* bias, int experts, int used, int weighing, Choice* choices, int lane) {
+    uint32_t rank[PER];
+    if (weighing >= SIGMOID) {
+#pragma unroll
+        for (int i = 0; i < PER; i++) p[i] = __fdiv_rn(1.0f, __fadd_rn(1.0f, expf(-p[i])));
+    } else {
+        rank_probabilities(p, rank);
+#pragma unroll
+        for (int i = 0; i < PER; i++) p[i] = probability_of(rank[i]);
+    }
+    bool is_broken = false;
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+        const int n = 32 * i + lane;
+        rank[i] = 0;
+        if (n >= experts) continue;
+        const float score = bias ? __fadd_rn(p[i], bias[n]) : p[i];
+        is_broken |= score != score;
+        rank[i] = rank_of_logit(score);
+    }
+    is_broken = __any_sync(~0u, is_broken);
+    float total = 0.0f;
+#pragma unroll 1
+    for (int c = 0; c < used; c++) {
+        uint32_t best = 0;
+        int expert = lane;
+#pragma unroll
+        for (int i = 0; i < PER; i++)
+            if (rank[i] > best) best = rank[i], expert = 32 * i + lane;
+        const uint32_t top = __reduce_max_sync(~0u, best);
+        expert = __reduce_min_sync(~0u, best == top ? expert : MAX_EXPERTS);
+        float weight = 0.0f;
+#pragma unroll
+        for (int i = 0; i < PER; i++)
+            if (32 * i + lane == expert) rank[i] = 0, weight = p[i];
+        weight = __shfl_sync(~0u, weight, expert & 31);
+        total = __fadd_rn(total, weight);
+        if (lane == (c & 31)) choices[c] = {expert, is_broken ? NAN : weight};
+    }
+    if (weighing == SOFTMAX || weighing == SIGMOID) return;
+    total = fmaxf(total, LEAST_SUM);
     for (int c = lane; c < used; c += 32) choices[c].weight = __fdiv_rn(choices[c].weight, total);
 }

@@ -5,6 +5,7 @@
 #include "bound.cu"
 #include "norm.cu"
 #include "gated_rows.cu"
+#include "joint_norm.cu"
 #include "rope_kv.cu"
 #include "softcap.cu"
 #include "argmax.cu"

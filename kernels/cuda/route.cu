@@ -19,9 +19,13 @@ struct RouteArgs {
     int place_group;  // places of an expert begin at a multiple of it, and shares but the last are multiples of it
     float factor;     // of the logits
     const float* scales;  // [experts] of the outputs, or null
+    const float* choice_bias;  // [experts] added to scores for the choice only, or null
+    float scale;      // of the weights
+    int unused;
 };
-LAYOUT(RouteArgs, 88, AT(logits, 0) AT(to, 8) AT(stride, 48) AT(rows, 52) AT(experts, 56) AT(used, 60)
-       AT(weighing, 64) AT(share_rows, 68) AT(place_group, 72) AT(factor, 76) AT(scales, 80))
+LAYOUT(RouteArgs, 104, AT(logits, 0) AT(to, 8) AT(stride, 48) AT(rows, 52) AT(experts, 56) AT(used, 60)
+       AT(weighing, 64) AT(share_rows, 68) AT(place_group, 72) AT(factor, 76) AT(scales, 80) AT(choice_bias, 88)
+       AT(scale, 96) AT(unused, 100))
 
 // PER experts a lane, 32 apart. Logits may have been written by other blocks of this launch.
 template <int PER> DEVICE void choose(const RouteArgs& a, int row, int lane) {
@@ -31,10 +35,15 @@ template <int PER> DEVICE void choose(const RouteArgs& a, int row, int lane) {
     for (int i = 0; i < PER; i++)
         p[i] = 32 * i + lane < a.experts ? __fmul_rn(__ldcg(logits + 32 * i + lane), a.factor) : -INFINITY;
     Choice* choices = a.to.choices + int64_t(row) * a.used;
-    choose_experts(p, a.experts, a.used, a.weighing, choices, lane);
+    if (a.choice_bias || a.weighing >= SIGMOID)
+        choose_by_scores(p, a.choice_bias, a.experts, a.used, a.weighing, choices, lane);
+    else
+        choose_experts(p, a.experts, a.used, a.weighing, choices, lane);
     // Written by this lane, as below.
-    if (a.scales)
-        for (int c = lane; c < a.used; c += 32) choices[c].weight = __fmul_rn(choices[c].weight, a.scales[choices[c].expert]);
+    for (int c = lane; (a.scales || a.scale != 1.0f) && c < a.used; c += 32) {
+        const float scale = a.scales ? a.scales[choices[c].expert] : 1.0f;
+        choices[c].weight = __fmul_rn(__fmul_rn(choices[c].weight, scale), a.scale);
+    }
     if (a.share_rows > 1) return;
     for (int c = lane; c < a.used; c += 32) {
         const int place = row * a.used + c;

@@ -13,7 +13,7 @@ struct RouteFewArgs {
     Part router;
     RouteArgs route;
 };
-LAYOUT(RouteFewArgs, 232, AT(norm, 0) AT(router, 112) AT(route, 144))
+LAYOUT(RouteFewArgs, 248, AT(norm, 0) AT(router, 112) AT(route, 144))
 
 // Shared memory: rows [rows][units * 128].
 DEVICE void route_few_rows(const RouteFewArgs& a) {

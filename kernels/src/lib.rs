@@ -21,5 +21,5 @@ pub mod tensor_type;
 pub use activation::Activation;
 pub use compare::{Difference, compare};
 pub use reference::dequantize::dequantize_row;
-pub use reference::routing::Weighing;
+pub use reference::routing::{Router, Weighing};
 pub use tensor_type::TensorType;

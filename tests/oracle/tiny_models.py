@@ -104,6 +104,17 @@ class Variant:
     experts_used: int = 0
     expert_width: int = N_EXPERT_FF
     shared_expert: bool = False
+    # Of GLM: so many of the experts' width are shared as one, without a gate; and it has a factor of weights, which may add up to 1.
+    shared_count: int = 0
+    weights_scale: float | None = None
+    weights_norm: bool | None = None
+    # Weights are sigmoids, and each expert has a bias that only chooses.
+    sigmoid: bool = False
+    choice_bias: bool = False
+    # The first layers have no experts.
+    dense_layers: int = 0
+    # Norms of queries and keys over all heads of a row.
+    joint_norms: bool = False
     # Qwen3.5 and Qwen3-Next: gates of attention, which the last of so many layers has, and delta nets in the others.
     attention_every: int | None = None
     # Gemma 4: norms of values, a factor of each layer's output, windows in a list, capped logits, and in layers that see
@@ -129,8 +140,20 @@ class Variant:
 
     @property
     def ffn_norm(self):
-        is_post = self.gpt_oss or self.attention_every or self.architecture in ("seed_oss",)
+        is_post = self.gpt_oss or self.attention_every or self.architecture in ("seed_oss", "glm4moe")
         return "post_attention_norm" if is_post else "ffn_norm"
+
+    def has_experts(self, layer):
+        return self.experts_used > 0 and layer >= self.dense_layers
+
+    @property
+    def shared_width(self):
+        """Of the expert that all tokens use; 0 without one."""
+        return self.shared_count * self.expert_width or (N_SHARED_FF if self.shared_expert else 0)
+
+    @property
+    def gates_shared(self):
+        return self.shared_expert and self.architecture != "ernie4_5-moe"
 
     def sees_all(self, layer):
         return (layer + 1) % self.window_period == 0
@@ -248,11 +271,32 @@ EXTRA = [
     Variant("phi3-long-factors", "phi3", head_dim=64, fused=True, rope_original_context=CONTEXT // 2),
     Variant("seed_oss", "seed_oss", head_dim=64, qkv_bias=True, rope_base=1e7),
     Variant("ernie4_5", "ernie4_5", head_dim=64, tied=True, rope_base=5e5),
+    Variant(
+        "ernie4_5-moe", "ernie4_5-moe", head_dim=64, layers=3, tied=True, rope_base=5e5, experts_used=3, shared_expert=True,
+        choice_bias=True, dense_layers=1,
+    ),
+    # As GLM-4.5-Air, without norms of queries and keys.
+    Variant(
+        "glm4moe", "glm4moe", head_dim=64, layers=3, qkv_bias=True, rope_dims=32, rope_base=1e6, experts_used=3, shared_count=2,
+        weights_scale=2.5, weights_norm=True, sigmoid=True, choice_bias=True, dense_layers=1,
+    ),
+    Variant(
+        "minimax-m2", "minimax-m2", head_dim=64, qk_norm=True, joint_norms=True, rope_dims=32, rope_base=5e6, experts_used=3,
+        expert_width=N_FF, sigmoid=True, choice_bias=True,
+    ),
     Variant("phi3-partial-rope", "phi3", head_dim=64, fused=True, tied=True, rope_dims=48),
-]
+]  # fmt: skip
 
 # Routers that choose as they like.
 FREE = [replace(variant, name=f"{variant.name}-free", free_seed=1) for variant in MAIN if variant.experts_used]
+FREE += [
+    replace(variant, name=f"{variant.name}-free", free_seed=1, qk_norm=True, weights_norm=False, dense_layers=2)
+    for variant in EXTRA
+    if variant.shared_count
+]
+FREE += [
+    replace(variant, name=f"{variant.name}-free", free_seed=1) for variant in EXTRA if variant.architecture == "ernie4_5-moe"
+]
 
 
 # As llama.cpp's converter writes it for Qwen3-Reranker, but for the words, and for the end: two layers of random weights
@@ -329,6 +373,18 @@ def _hyperparameters(writer, variant, n_vocab, context):
             writer.add_expert_feed_forward_length(variant.expert_width)
     if variant.shared_expert:
         writer.add_expert_shared_feed_forward_length(N_SHARED_FF)
+    if variant.shared_count:
+        writer.add_expert_shared_count(variant.shared_count)
+    if variant.weights_scale:
+        writer.add_expert_weights_scale(variant.weights_scale)
+    if variant.weights_norm is not None:
+        writer.add_expert_weights_norm(variant.weights_norm)
+    if variant.sigmoid:
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if variant.dense_layers:
+        writer.add_leading_dense_block_count(variant.dense_layers)
+    if variant.architecture == "ernie4_5-moe":
+        writer.add_interleave_moe_layer_step(1)
     if variant.attention_every:
         writer.add_uint32(f"{variant.architecture}.full_attention_interval", variant.attention_every)
         writer.add_ssm_conv_kernel(DELTA_KERNEL)
@@ -392,7 +448,7 @@ def _matrices(variant, n_vocab):
             yield block + "attn_k.weight", (variant.kv_width(layer), N_EMBD)
             if variant.has_values(layer):
                 yield block + "attn_v.weight", (variant.kv_width(layer), N_EMBD)
-        has_dense = not variant.experts_used or variant.is_gemma4
+        has_dense = not variant.has_experts(layer) or variant.is_gemma4
         if not variant.fused and has_dense:
             yield block + "ffn_gate.weight", (N_FF, N_EMBD)
             yield block + "ffn_up.weight", (N_FF, N_EMBD)
@@ -400,14 +456,14 @@ def _matrices(variant, n_vocab):
             yield block + "attn_output.weight", (N_EMBD, variant.q_width(layer))
         if has_dense:
             yield block + "ffn_down.weight", (N_EMBD, N_FF)
-        if not variant.experts_used:
+        if not variant.has_experts(layer):
             continue
         if variant.is_gemma4:
             yield block + "ffn_gate_up_exps.weight", (N_EXPERTS, 2 * variant.expert_width, N_EMBD)
             yield block + "ffn_down_exps.weight", (N_EXPERTS, N_EMBD, variant.expert_width)
             continue
-        for kind, width, experts in [("exps", variant.expert_width, (N_EXPERTS,)), ("shexp", N_SHARED_FF, ())]:
-            if kind == "exps" or variant.shared_expert:
+        for kind, width, experts in [("exps", variant.expert_width, (N_EXPERTS,)), ("shexp", variant.shared_width, ())]:
+            if width:
                 yield f"{block}ffn_gate_{kind}.weight", (*experts, width, N_EMBD)
                 yield f"{block}ffn_up_{kind}.weight", (*experts, width, N_EMBD)
                 yield f"{block}ffn_down_{kind}.weight", (*experts, N_EMBD, width)
@@ -441,8 +497,9 @@ def _vectors(variant, rng):
             head_dim = variant.heads(layer)[1]
             # Scores have no other factor.
             scale = head_dim**-0.5 if variant.is_gemma4 else 1.0
-            yield block + "attn_q_norm.weight", scale * norm(head_dim)
-            yield block + "attn_k_norm.weight", norm(head_dim)
+            is_joint = variant.joint_norms
+            yield block + "attn_q_norm.weight", scale * norm(variant.q_width(layer) if is_joint else head_dim)
+            yield block + "attn_k_norm.weight", norm(variant.kv_width(layer) if is_joint else head_dim)
         if variant.post_norms:
             yield block + "post_attention_norm.weight", norm(N_EMBD)
             yield block + "post_ffw_norm.weight", norm(N_EMBD)
@@ -503,12 +560,16 @@ class Routers:
             self.leads = lead * self._directions[order[:, : variant.experts_used]].sum(axis=1)
 
     def tensors(self):
-        for layer in range(self._variant.layers):
+        for layer in range(self._variant.dense_layers, self._variant.layers):
             router = self._rng.standard_normal((N_EXPERTS, N_EMBD)) * N_EMBD**-0.5
             yield f"blk.{layer}.ffn_gate_inp.weight", router if self._is_free else self._directions
             if self._variant.gpt_oss:
                 yield f"blk.{layer}.ffn_gate_inp.bias", 0.2 * self._rng.standard_normal(N_EXPERTS)
-            if self._variant.shared_expert:
+            if self._variant.choice_bias:
+                # Tokens keep their experts, unless they are free.
+                scale = 0.3 if self._is_free else 0.02
+                yield f"blk.{layer}.exp_probs_b.bias", scale * self._rng.standard_normal(N_EXPERTS)
+            if self._variant.gates_shared:
                 weigher = self._rng.standard_normal(N_EMBD) * N_EMBD**-0.5
                 yield f"blk.{layer}.ffn_gate_inp_shexp.weight", weigher
 

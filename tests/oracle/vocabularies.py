@@ -15,7 +15,7 @@ PRE_TOKENIZERS = [
     "default", "gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4", "trillion", "granite-docling",
     "smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "llama-bpe",
     "llama3", "llama-v3", "falcon3", "pixtral", "lfm2", "dbrx", "smaug-bpe", "glm4", "chatglm-bpe",
-    "qwen2", "qwen35", "seed-coder", "deepseek-r1-qwen", "stablelm2", "megrez", "gpt-4o", "llama4", "falcon", "tekken",
+    "qwen2", "qwen35", "seed-coder", "deepseek-r1-qwen", "stablelm2", "megrez", "gpt-4o", "llama4", "minimax-m2", "falcon", "tekken",
 ]  # fmt: skip
 
 # Name in the file that all others are made of.

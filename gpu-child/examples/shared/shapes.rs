@@ -51,6 +51,7 @@ pub fn config(shape: &str) -> Result<ModelConfig, String> {
         positions: Positions::default(),
         attention_scale: 1.0 / (head_dim as f64).sqrt(),
         embedding_scale: 1.0,
+        has_joint_norms: false,
         has_sinks: false,
         gates_attention: false,
         delta_net: None,
@@ -61,27 +62,15 @@ pub fn config(shape: &str) -> Result<ModelConfig, String> {
     Ok(match shape {
         "30b-a3b" => ModelConfig {
             architecture: Architecture::Qwen3Moe,
-            experts: Some(ExpertsConfig {
-                count: 128,
-                used: 8,
-                n_ff: 768,
-                shared_n_ff: None,
-                weighing: Weighing::Renormalized,
-                has_biases: false,
-                beside_dense: false,
-            }),
+            experts: Some(ExpertsConfig::plain(128, 8, 768)),
             ..plain
         },
         "gpt-oss-20b" => ModelConfig {
             architecture: Architecture::GptOss,
             experts: Some(ExpertsConfig {
-                count: 32,
-                used: 4,
-                n_ff: 2880,
-                shared_n_ff: None,
                 weighing: Weighing::OfChosen,
                 has_biases: true,
-                beside_dense: false,
+                ..ExpertsConfig::plain(32, 4, 2880)
             }),
             activation: Activation::ClampedSwiglu,
             has_sinks: true,
@@ -99,26 +88,17 @@ pub fn config(shape: &str) -> Result<ModelConfig, String> {
         "qwen3.6-35b-a3b" => ModelConfig {
             architecture: Architecture::Qwen35Moe,
             experts: Some(ExpertsConfig {
-                count: 256,
-                used: 8,
-                n_ff: 512,
                 shared_n_ff: Some(512),
-                weighing: Weighing::Renormalized,
-                has_biases: false,
-                beside_dense: false,
+                gates_shared: true,
+                ..ExpertsConfig::plain(256, 8, 512)
             }),
             ..of_delta_nets(plain, 32)
         },
         "gemma4-31b" => like_gemma4(plain, 16),
         "gemma4-26b-a4b" => ModelConfig {
             experts: Some(ExpertsConfig {
-                count: 128,
-                used: 8,
-                n_ff: 704,
-                shared_n_ff: None,
-                weighing: Weighing::Renormalized,
-                has_biases: false,
                 beside_dense: true,
+                ..ExpertsConfig::plain(128, 8, 704)
             }),
             ..like_gemma4(plain, 8)
         },

@@ -27,6 +27,9 @@ pub enum Architecture {
     Gemma4,
     SeedOss,
     Ernie45,
+    Ernie45Moe,
+    Glm4Moe,
+    MiniMaxM2,
 }
 
 /// Properties specific to an architecture's files.
@@ -48,8 +51,7 @@ pub(super) struct Conventions {
     pub(super) has_sinks: bool,
     /// Tensor of the norm before the feed-forward part.
     pub(super) ffn_norm: &'static str,
-    /// Q and K have per-head norms.
-    pub(super) has_head_norms: bool,
+    pub(super) qk_norms: QkNorms,
     /// Gate and up are one tensor, and Q, K and V may be.
     pub(super) is_fused: bool,
     /// The outputs of attention and of the feed-forward part have norms, before the residual addition.
@@ -74,6 +76,8 @@ pub(super) struct Conventions {
     /// Most layers have a gated delta net in place of attention, with heads in this order. Grouped heads have their
     /// strengths and decays in one tensor.
     pub(super) delta_net: Option<HeadOrder>,
+    /// The file may have layers that predict further tokens.
+    pub(super) may_have_mtp: bool,
 }
 
 /// Conventions of most architectures.
@@ -86,7 +90,7 @@ const PLAIN: Conventions = Conventions {
     has_qkv_bias: false,
     has_output_bias: false,
     has_sinks: false,
-    has_head_norms: false,
+    qk_norms: QkNorms::None,
     is_fused: false,
     has_post_norms: false,
     windows: None,
@@ -101,24 +105,25 @@ const PLAIN: Conventions = Conventions {
     experts: Experts::None,
     gates_attention: false,
     delta_net: None,
+    may_have_mtp: false,
 };
 
 /// Qwen3.5, 3.6 and 3.8.
 const QWEN_3_5: Conventions = Conventions {
-    has_head_norms: true,
+    qk_norms: QkNorms::OfHeads,
     // A norm before the feed-forward part, in spite of its name.
     ffn_norm: "post_attention_norm.weight",
     gates_attention: true,
     delta_net: Some(HeadOrder::Tiled),
+    may_have_mtp: true,
     ..PLAIN
 };
 
 const QWEN_3_5_MOE: Conventions = Conventions {
-    experts: Experts::Always {
-        weighing: Weighing::Renormalized,
-        has_shared: true,
-        has_biases: false,
-    },
+    experts: Experts::Always(Mixture {
+        shared: Shared::Gated,
+        ..MIXTURE
+    }),
     ..QWEN_3_5
 };
 
@@ -133,16 +138,16 @@ const GPT_OSS: Conventions = Conventions {
     }),
     ffn_norm: "post_attention_norm.weight",
     activation: Activation::ClampedSwiglu,
-    experts: Experts::Always {
+    experts: Experts::Always(Mixture {
         weighing: Weighing::OfChosen,
-        has_shared: false,
         has_biases: true,
-    },
+        ..MIXTURE
+    }),
     ..PLAIN
 };
 
 const GEMMA_3: Conventions = Conventions {
-    has_head_norms: true,
+    qk_norms: QkNorms::OfHeads,
     has_post_norms: true,
     windows: Some(Windows {
         whole_every: WholeEvery::Default(6),
@@ -169,6 +174,49 @@ const GEMMA_4: Conventions = Conventions {
     caps_logits: true,
     experts: Experts::BesideDense,
     ..GEMMA_3
+};
+
+const ERNIE_4_5: Conventions = Conventions {
+    rope_pairs: RopePairs::Adjacent,
+    rotates_whole_heads: true,
+    ..PLAIN
+};
+
+const ERNIE_4_5_MOE: Conventions = Conventions {
+    experts: Experts::Always(Mixture {
+        choice_bias: ChoiceBias::Optional,
+        shared: Shared::Optional,
+        may_begin_dense: true,
+        ..MIXTURE
+    }),
+    ..ERNIE_4_5
+};
+
+const MINIMAX_M2: Conventions = Conventions {
+    qk_norms: QkNorms::Joint,
+    experts: Experts::Always(Mixture {
+        weighing: Weighing::RenormalizedSigmoid,
+        choice_bias: ChoiceBias::Required,
+        has_dense_width: true,
+        ..MIXTURE
+    }),
+    ..PLAIN
+};
+
+/// GLM-4.5, 4.6 and 4.7.
+const GLM_4_MOE: Conventions = Conventions {
+    qk_norms: QkNorms::OptionalOfHeads,
+    ffn_norm: "post_attention_norm.weight",
+    experts: Experts::Always(Mixture {
+        weighing: Weighing::Sigmoid,
+        has_options: true,
+        choice_bias: ChoiceBias::Required,
+        shared: Shared::OfExperts,
+        may_begin_dense: true,
+        ..MIXTURE
+    }),
+    may_have_mtp: true,
+    ..PLAIN
 };
 
 /// Most layers have a sliding window.
@@ -211,13 +259,66 @@ pub(super) enum Experts {
     Optional,
     /// Present if the file's keys define them, beside a dense part.
     BesideDense,
-    Always {
-        weighing: Weighing,
-        /// One additional expert, for every token.
-        has_shared: bool,
-        /// Router and experts have biases.
-        has_biases: bool,
-    },
+    Always(Mixture),
+}
+
+/// A mixture of experts in place of a dense feed-forward part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Mixture {
+    pub(super) weighing: Weighing,
+    /// `expert_weights_norm` makes weights renormalized, and `expert_weights_scale` is their factor.
+    pub(super) has_options: bool,
+    pub(super) choice_bias: ChoiceBias,
+    pub(super) shared: Shared,
+    /// Router and experts have biases.
+    pub(super) has_biases: bool,
+    /// The first `leading_dense_block_count` layers have a dense part.
+    pub(super) may_begin_dense: bool,
+    /// An expert has the width of a dense part.
+    pub(super) has_dense_width: bool,
+}
+
+/// The mixture of most architectures.
+pub(super) const MIXTURE: Mixture = Mixture {
+    weighing: Weighing::Renormalized,
+    has_options: false,
+    choice_bias: ChoiceBias::None,
+    shared: Shared::None,
+    has_biases: false,
+    may_begin_dense: false,
+    has_dense_width: false,
+};
+
+/// A bias of each expert, which only chooses (`exp_probs_b.bias`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ChoiceBias {
+    None,
+    Optional,
+    Required,
+}
+
+/// An additional expert, for every token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shared {
+    None,
+    /// Weighted by the sigmoid of a product. Its width has a key, and is otherwise that of a dense part.
+    Gated,
+    /// As wide as `expert_shared_count` experts.
+    OfExperts,
+    /// Present if its width has a key.
+    Optional,
+}
+
+/// Norms of queries and keys in front of their rotation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum QkNorms {
+    None,
+    /// Over each head.
+    OfHeads,
+    /// The same, if the file has them.
+    OptionalOfHeads,
+    /// Over all heads of a row.
+    Joint,
 }
 
 /// Tensor with RoPE's per-dimension factors, if there is one.
@@ -232,7 +333,7 @@ pub(super) enum RopeFactors {
 }
 
 impl Architecture {
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 21] = [
         Self::Llama,
         Self::Qwen2,
         Self::Qwen3,
@@ -251,6 +352,9 @@ impl Architecture {
         Self::Gemma4,
         Self::SeedOss,
         Self::Ernie45,
+        Self::Ernie45Moe,
+        Self::Glm4Moe,
+        Self::MiniMaxM2,
     ];
 
     /// Name in `general.architecture`, and prefix of every key.
@@ -275,6 +379,9 @@ impl Architecture {
             Self::Gemma4 => "gemma4",
             Self::SeedOss => "seed_oss",
             Self::Ernie45 => "ernie4_5",
+            Self::Ernie45Moe => "ernie4_5-moe",
+            Self::Glm4Moe => "glm4moe",
+            Self::MiniMaxM2 => "minimax-m2",
         }
     }
 
@@ -295,7 +402,7 @@ impl Architecture {
             },
             // Rotated by sections of a position in an image, which are equal in a text.
             Self::Qwen3 | Self::Qwen3Vl => Conventions {
-                has_head_norms: true,
+                qk_norms: QkNorms::OfHeads,
                 has_rank_head: true,
                 ..PLAIN
             },
@@ -306,20 +413,16 @@ impl Architecture {
             },
             Self::Qwen2Moe => Conventions {
                 has_qkv_bias: true,
-                experts: Experts::Always {
+                experts: Experts::Always(Mixture {
                     weighing: Weighing::Softmax,
-                    has_shared: true,
-                    has_biases: false,
-                },
+                    shared: Shared::Gated,
+                    ..MIXTURE
+                }),
                 ..PLAIN
             },
             Self::Qwen3Moe | Self::Qwen3VlMoe => Conventions {
-                has_head_norms: true,
-                experts: Experts::Always {
-                    weighing: Weighing::Renormalized,
-                    has_shared: false,
-                    has_biases: false,
-                },
+                qk_norms: QkNorms::OfHeads,
+                experts: Experts::Always(MIXTURE),
                 ..PLAIN
             },
             Self::GptOss => GPT_OSS,
@@ -349,11 +452,10 @@ impl Architecture {
                 ffn_norm: "post_attention_norm.weight",
                 ..PLAIN
             },
-            Self::Ernie45 => Conventions {
-                rope_pairs: RopePairs::Adjacent,
-                rotates_whole_heads: true,
-                ..PLAIN
-            },
+            Self::Ernie45 => ERNIE_4_5,
+            Self::Ernie45Moe => ERNIE_4_5_MOE,
+            Self::Glm4Moe => GLM_4_MOE,
+            Self::MiniMaxM2 => MINIMAX_M2,
             Self::Gemma3 => GEMMA_3,
             Self::Gemma4 => GEMMA_4,
         }

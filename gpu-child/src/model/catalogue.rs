@@ -123,6 +123,27 @@ pub const SERVED: &[Served] = &[
         held_by: &["ernie4_5"],
     },
     Served {
+        architecture: Architecture::Ernie45Moe,
+        with_key: Some("expert_count"),
+        models: "ERNIE-4.5-21B-A3B and -300B-A47B: experts with biases that only choose, behind dense layers",
+        on_cuda: true,
+        held_by: &["ernie4_5-moe"],
+    },
+    Served {
+        architecture: Architecture::Glm4Moe,
+        with_key: Some("expert_count"),
+        models: "GLM-4.5, 4.5-Air, 4.6 and 4.7: a router of sigmoids, with biases that only choose, behind dense layers; blocks that predict further tokens (MTP) are not used",
+        on_cuda: true,
+        held_by: &["glm4moe"],
+    },
+    Served {
+        architecture: Architecture::MiniMaxM2,
+        with_key: Some("expert_count"),
+        models: "MiniMax-M2 and M2.1: a router of sigmoids, with biases that only choose, and norms of queries and keys over all heads",
+        on_cuda: true,
+        held_by: &["minimax-m2"],
+    },
+    Served {
         architecture: Architecture::GptOss,
         with_key: Some("expert_count"),
         models: "gpt-oss-20b and -120b",
@@ -267,16 +288,12 @@ pub const REFUSED: &[Refused] = &[
         needs: "attention in chunks, layers without rotation, and a router with sigmoid beside a shared expert",
     },
     Refused {
-        names: &[
-            "glm4moe",
-            "bailingmoe2",
-            "dots1",
-            "exaone-moe",
-            "ernie4_5-moe",
-            "hy_v3",
-            "minimax-m2",
-        ],
-        needs: "a router with biases that only choose, and first layers or shared experts as no served architecture has them",
+        names: &["bailingmoe2"],
+        needs: "experts in groups, and queries, keys and values in one tensor",
+    },
+    Refused {
+        names: &["exaone-moe"],
+        needs: "experts and shared ones in models with windows, of which some layers do not rotate",
     },
     Refused {
         names: &["afmoe", "laguna", "step35"],
@@ -367,7 +384,9 @@ pub const REFUSED: &[Refused] = &[
         names: &[
             "xverse",
             "internlm2",
+            "dots1",
             "exaone",
+            "hy_v3",
             "hunyuan-dense",
             "maincoder",
             "pangu-embedded",

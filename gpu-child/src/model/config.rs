@@ -3,7 +3,7 @@
 //! Defaults and meanings are llama.cpp's, because its converters write these files. Unsupported features are refused by
 //! name, never ignored.
 
-use super::architecture::{Architecture, AttentionScale};
+use super::architecture::{Architecture, AttentionScale, QkNorms};
 use super::delta_net::{self, DeltaNetConfig};
 use super::error::ModelError;
 use super::experts;
@@ -25,7 +25,7 @@ pub struct ModelConfig {
     pub n_embd: usize,
     /// Width of a dense feed-forward part. Files with experts have the key too, but mostly no such part.
     pub n_ff: usize,
-    /// `None`: the feed-forward part is dense.
+    /// `None`: the feed-forward part is dense in all layers.
     pub experts: Option<ExpertsConfig>,
     pub n_heads: usize,
     /// Heads of keys and values, and values of a head, in layers with full attention.
@@ -49,6 +49,8 @@ pub struct ModelConfig {
     pub embedding_scale: f32,
     /// Activation of the feed-forward part.
     pub activation: Activation,
+    /// Norms of queries and keys are over all heads of a row.
+    pub has_joint_norms: bool,
     /// Each head has an attention sink: a score in its softmax without a value.
     pub has_sinks: bool,
     /// Attention's output is multiplied by the sigmoid of gates, which are projected with the queries: of each head
@@ -87,6 +89,20 @@ impl ModelConfig {
     #[must_use]
     pub fn queries_width_of(&self, width: usize) -> usize {
         width * if self.gates_attention { 2 } else { 1 }
+    }
+
+    /// The experts of a layer, if the layer has them.
+    #[must_use]
+    pub fn experts_of(&self, layer: usize) -> Option<&ExpertsConfig> {
+        self.experts.as_ref().filter(|experts| experts.is_in(layer))
+    }
+
+    /// Width of the dense feed-forward parts, if any layer has one.
+    #[must_use]
+    pub fn dense_width(&self) -> Option<usize> {
+        let has_dense = |experts: &ExpertsConfig| experts.beside_dense || experts.first_layer > 0;
+        let is_there = self.experts.as_ref().is_none_or(has_dense);
+        is_there.then_some(self.n_ff)
     }
 
     /// The delta net of a layer, if the layer has one.
@@ -150,7 +166,7 @@ impl ModelConfig {
             n_mtp_layers,
             n_embd,
             n_ff,
-            experts: experts::read(&keys, n_ff)?,
+            experts: experts::read(&keys, n_ff, n_layers)?,
             n_heads,
             n_kv_heads,
             head_dim,
@@ -168,6 +184,7 @@ impl ModelConfig {
                 false => 1.0,
             },
             activation: keys.architecture.conventions().activation,
+            has_joint_norms: keys.architecture.conventions().qk_norms == QkNorms::Joint,
             has_sinks: keys.architecture.conventions().has_sinks,
             gates_attention: keys.architecture.conventions().gates_attention,
             delta_net: delta_net::read(&keys, n_layers)?,
@@ -319,7 +336,7 @@ impl<'h, 'a> Keys<'h, 'a> {
     /// Layers that predict further tokens, which `block_count` includes.
     fn mtp_layers(&self) -> Result<usize, ModelError> {
         let layers = self.count(MTP_LAYERS)? as usize;
-        if layers > 0 && self.architecture.conventions().delta_net.is_none() {
+        if layers > 0 && !self.architecture.conventions().may_have_mtp {
             let feature = "layers that predict further tokens";
             return Err(ModelError::unsupported(self.key(MTP_LAYERS), feature));
         }

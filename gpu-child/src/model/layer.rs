@@ -41,7 +41,8 @@ pub struct Attention<M, V> {
     pub qkv: [Linear<M, V>; 3],
     /// There is no matrix of values: the third one is the second, whose products are the values too.
     pub keys_are_values: bool,
-    /// RMS norms over each head before RoPE, `[head_dim]`.
+    /// RMS norms before RoPE: over each head, `[head_dim]`, or with [joint ones](super::ModelConfig::has_joint_norms) over all
+    /// heads of a row.
     pub q_norm: Option<V>,
     pub k_norm: Option<V>,
     /// Attention sink of each head: a score in its softmax without a value, `[n_heads]`.
@@ -92,6 +93,8 @@ pub struct Experts<M, V> {
     pub config: ExpertsConfig,
     /// `[experts, n_embd]`.
     pub router: Linear<M, V>,
+    /// Added to the probability of each expert for the choice only, `[experts]`.
+    pub choice_bias: Option<V>,
     pub unit: GatedUnit<M, V>,
     /// Factor of each expert's output, `[experts]`.
     pub output_scales: Option<V>,
@@ -99,11 +102,11 @@ pub struct Experts<M, V> {
     pub beside: Option<DenseBeside<M, V>>,
 }
 
-/// An expert that every row uses, weighted by the sigmoid of a product.
+/// An expert that every row uses.
 #[derive(Debug, Clone, Copy)]
 pub struct SharedExpert<M, V> {
-    /// `[1, n_embd]`.
-    pub weigher: Linear<M, V>,
+    /// Its output is weighted by the sigmoid of this product, `[1, n_embd]`, or not at all.
+    pub weigher: Option<Linear<M, V>>,
     pub unit: GatedUnit<M, V>,
 }
 
@@ -220,7 +223,7 @@ impl<M, V> Layer<M, V> {
         };
         let beside = beside.into_iter().flat_map(|beside| beside.unit.linears());
         let shared = shared.into_iter().flat_map(|shared| {
-            let weigher = [&shared.weigher].into_iter();
+            let weigher = shared.weigher.iter();
             weigher.chain(shared.unit.linears())
         });
         mixer
@@ -348,16 +351,18 @@ impl<M, V> Experts<M, V> {
         let unit = self.unit.try_map(to)?;
         let shared = match &self.shared {
             Some(SharedExpert { weigher, unit }) => Some(SharedExpert {
-                weigher: weigher.try_map(to)?,
+                weigher: weigher.as_ref().map(|it| it.try_map(to)).transpose()?,
                 unit: unit.try_map(to)?,
             }),
             None => None,
         };
+        let choice_bias = to.optional(self.choice_bias.as_ref())?;
         let output_scales = to.optional(self.output_scales.as_ref())?;
         let beside = self.beside.as_ref().map(|beside| beside.try_map(to));
         Ok(Experts {
             config: self.config,
             router,
+            choice_bias,
             unit,
             output_scales,
             shared,

@@ -1,7 +1,7 @@
 //! Complete GGUF files with two small layers of pseudo-random weights, one for each architecture: for tests and tools
 //! that need a model but no meaningful output.
 
-use super::architecture::Architecture;
+use super::architecture::{Architecture, QkNorms};
 use super::gguf_builder::{GgufBuilder, Meta};
 
 /// Number of layers in most architectures.
@@ -14,9 +14,13 @@ pub const HEAD_DIM: u64 = 16;
 /// Number of experts, and of those that a token uses.
 pub const EXPERTS: u64 = 6;
 pub const EXPERTS_USED: u64 = 2;
-/// Width of an expert, except in Mixtral's file: there it is [`N_FF`].
+/// Width of an expert, except in the files of Mixtral and MiniMax-M2: there it is [`N_FF`].
 pub const EXPERT_FF: u64 = 32;
 pub const SHARED_FF: u64 = 48;
+/// Number of GLM's shared experts, which are one of their width together.
+pub const SHARED_EXPERTS: u64 = 2;
+/// Factor of the weights of GLM's experts.
+pub const EXPERTS_SCALE: f32 = 2.5;
 pub const CONTEXT_LENGTH: u32 = 256;
 /// Heads of keys and of values of a delta net, their size, and the positions that its convolution sees.
 pub const DELTA_K_HEADS: u64 = 2;
@@ -50,7 +54,10 @@ pub fn tiny_model(architecture: Architecture) -> GgufBuilder {
         | Architecture::Qwen3VlMoe
         | Architecture::GptOss
         | Architecture::Qwen35Moe
-        | Architecture::Qwen3Next => Some(EXPERT_FF),
+        | Architecture::Qwen3Next
+        | Architecture::Ernie45Moe
+        | Architecture::Glm4Moe => Some(EXPERT_FF),
+        Architecture::MiniMaxM2 => Some(N_FF),
         _ => None,
     };
     model(architecture, experts)
@@ -83,7 +90,8 @@ fn n_layers(architecture: Architecture) -> u32 {
 
 fn model(architecture: Architecture, experts: Option<u64>) -> GgufBuilder {
     use Architecture::{
-        Gemma3, Gemma4, GptOss, Phi3, Qwen2, Qwen2Moe, Qwen3Next, Qwen35, Qwen35Moe, SeedOss,
+        Ernie45Moe, Gemma3, Gemma4, Glm4Moe, GptOss, Phi3, Qwen2, Qwen2Moe, Qwen3Next, Qwen35,
+        Qwen35Moe, SeedOss,
     };
     let mut random = Random(0x5eed);
     let mut file = metadata(architecture);
@@ -105,6 +113,8 @@ fn model(architecture: Architecture, experts: Option<u64>) -> GgufBuilder {
     for layer in 0..n_layers(architecture) {
         let name = |tensor: &str| format!("blk.{layer}.{tensor}");
         let heads = Heads::of(architecture, layer);
+        let begins_dense = matches!(architecture, Ernie45Moe | Glm4Moe);
+        let experts = experts.filter(|_| !begins_dense || layer > 0);
         file = random.norm(file, &name("attn_norm.weight"), N_EMBD);
         let is_delta_net = has_delta_nets && !(layer + 1).is_multiple_of(ATTENTION_EVERY);
         if is_delta_net {
@@ -116,16 +126,13 @@ fn model(architecture: Architecture, experts: Option<u64>) -> GgufBuilder {
             file = random.matrix(file, &name("ffn_gate.weight"), N_FF, N_EMBD);
             file = random.matrix(file, &name("ffn_up.weight"), N_FF, N_EMBD);
         }
-        if matches!(architecture, Qwen2 | Qwen2Moe | GptOss | SeedOss) {
+        if matches!(architecture, Qwen2 | Qwen2Moe | GptOss | SeedOss | Glm4Moe) {
             file = random.vector(file, &name("attn_q.bias"), heads.queries);
             file = random.vector(file, &name("attn_k.bias"), heads.keys);
             file = random.vector(file, &name("attn_v.bias"), heads.keys);
         }
-        if architecture.conventions().has_head_norms && !is_delta_net {
-            file = random.norm(file, &name("attn_q_norm.weight"), heads.dim);
-            file = random.norm(file, &name("attn_k_norm.weight"), heads.dim);
-        }
         if !is_delta_net {
+            file = random.qk_norms(file, &name, architecture, heads);
             file = random.matrix(file, &name("attn_output.weight"), N_EMBD, heads.queries);
         }
         if matches!(architecture, Gemma3 | Gemma4) {
@@ -145,11 +152,8 @@ fn model(architecture: Architecture, experts: Option<u64>) -> GgufBuilder {
         file = match experts {
             None => random.matrix(file, &name("ffn_down.weight"), N_EMBD, N_FF),
             Some(n_ff) if architecture == Gemma4 => random.experts_beside(file, &name, n_ff),
-            Some(n_ff) => random.experts(file, &name, n_ff),
+            Some(n_ff) => random.mixture(file, &name, architecture, n_ff),
         };
-        if matches!(architecture, Qwen2Moe | Qwen35Moe | Qwen3Next) {
-            file = random.shared_expert(file, &name);
-        }
     }
     file
 }
@@ -244,9 +248,22 @@ fn expert_metadata(file: GgufBuilder, architecture: Architecture, n_ff: u64) -> 
         Architecture::Qwen2Moe | Architecture::Qwen35Moe | Architecture::Qwen3Next => file
             .meta(&length, n_ff as u32)
             .meta(&shared, SHARED_FF as u32),
-        Architecture::Qwen3Moe | Architecture::Qwen3VlMoe | Architecture::Gemma4 => {
-            file.meta(&length, n_ff as u32)
-        }
+        Architecture::Qwen3Moe
+        | Architecture::Qwen3VlMoe
+        | Architecture::Gemma4
+        | Architecture::MiniMaxM2 => file.meta(&length, n_ff as u32),
+        Architecture::Ernie45Moe => file
+            .meta(&length, n_ff as u32)
+            .meta(&shared, SHARED_FF as u32)
+            .meta(&key("leading_dense_block_count"), 1_u32)
+            .meta(&key("interleave_moe_layer_step"), 1_u32),
+        Architecture::Glm4Moe => file
+            .meta(&length, n_ff as u32)
+            .meta(&key("expert_shared_count"), SHARED_EXPERTS as u32)
+            .meta(&key("expert_gating_func"), 2_u32)
+            .meta(&key("expert_weights_norm"), true)
+            .meta(&key("expert_weights_scale"), EXPERTS_SCALE)
+            .meta(&key("leading_dense_block_count"), 1_u32),
         Architecture::GptOss => file
             .meta(&length, n_ff as u32)
             .meta(&key("attention.sliding_window"), WINDOW),
@@ -377,6 +394,43 @@ impl Random {
         self.norm(file, &name("ssm_norm.weight"), DELTA_DIM)
     }
 
+    fn qk_norms(
+        &mut self,
+        file: GgufBuilder,
+        name: &dyn Fn(&str) -> String,
+        architecture: Architecture,
+        heads: Heads,
+    ) -> GgufBuilder {
+        let (of_q, of_k) = match architecture.conventions().qk_norms {
+            QkNorms::None => return file,
+            QkNorms::OfHeads | QkNorms::OptionalOfHeads => (heads.dim, heads.dim),
+            QkNorms::Joint => (heads.queries, heads.keys),
+        };
+        let file = self.norm(file, &name("attn_q_norm.weight"), of_q);
+        self.norm(file, &name("attn_k_norm.weight"), of_k)
+    }
+
+    /// Experts, their biases that only choose, and the shared one, as the architecture has them.
+    fn mixture(
+        &mut self,
+        mut file: GgufBuilder,
+        name: &dyn Fn(&str) -> String,
+        architecture: Architecture,
+        n_ff: u64,
+    ) -> GgufBuilder {
+        use Architecture::{Ernie45Moe, Glm4Moe, MiniMaxM2, Qwen2Moe, Qwen3Next, Qwen35Moe};
+        file = self.experts(file, name, n_ff);
+        if matches!(architecture, Ernie45Moe | Glm4Moe | MiniMaxM2) {
+            file = self.vector(file, &name("exp_probs_b.bias"), EXPERTS);
+        }
+        match architecture {
+            Qwen2Moe | Qwen35Moe | Qwen3Next => self.gated_shared_expert(file, name),
+            Ernie45Moe => self.shared_expert(file, name, SHARED_FF),
+            Glm4Moe => self.shared_expert(file, name, SHARED_EXPERTS * EXPERT_FF),
+            _ => file,
+        }
+    }
+
     fn experts(
         &mut self,
         mut file: GgufBuilder,
@@ -440,11 +494,24 @@ impl Random {
         file
     }
 
-    fn shared_expert(&mut self, file: GgufBuilder, name: &dyn Fn(&str) -> String) -> GgufBuilder {
+    fn gated_shared_expert(
+        &mut self,
+        file: GgufBuilder,
+        name: &dyn Fn(&str) -> String,
+    ) -> GgufBuilder {
         let file = self.vector(file, &name("ffn_gate_inp_shexp.weight"), N_EMBD);
-        let file = self.matrix(file, &name("ffn_gate_shexp.weight"), SHARED_FF, N_EMBD);
-        let file = self.matrix(file, &name("ffn_up_shexp.weight"), SHARED_FF, N_EMBD);
-        self.matrix(file, &name("ffn_down_shexp.weight"), N_EMBD, SHARED_FF)
+        self.shared_expert(file, name, SHARED_FF)
+    }
+
+    fn shared_expert(
+        &mut self,
+        file: GgufBuilder,
+        name: &dyn Fn(&str) -> String,
+        n_ff: u64,
+    ) -> GgufBuilder {
+        let file = self.matrix(file, &name("ffn_gate_shexp.weight"), n_ff, N_EMBD);
+        let file = self.matrix(file, &name("ffn_up_shexp.weight"), n_ff, N_EMBD);
+        self.matrix(file, &name("ffn_down_shexp.weight"), N_EMBD, n_ff)
     }
 
     fn vector(&mut self, file: GgufBuilder, name: &str, len: u64) -> GgufBuilder {

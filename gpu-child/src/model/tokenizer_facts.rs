@@ -9,7 +9,7 @@ use worker_orcd_ipc::{MAX_FRAME_BYTES, TokenId, TokenKind, TokenizerFacts, Token
 
 /// Texts that end a turn in a family of chat models. Files mark the right token in many ways or not at all, so
 /// llama.cpp goes by the text (its issue 9606), and this list is its list.
-const END_OF_GENERATION: [&str; 21] = [
+const END_OF_GENERATION: [&str; 22] = [
     "<|eot_id|>",
     "<|im_end|>",
     "<|end|>",
@@ -31,6 +31,7 @@ const END_OF_GENERATION: [&str; 21] = [
     "<turn|>",
     "<|tool_response>",
     "<｜end▁of▁sentence｜>",
+    "[e~[",
 ];
 
 /// Separators of fill-in-the-middle training: a model that writes one has left its answer. The token is that of the

@@ -3,7 +3,7 @@
 //! Every shape is checked against the configuration, and every tensor of the file must have a role: one without (an
 //! expert, a sink, a scale) would change the arithmetic if it were ignored.
 
-use super::architecture::{Conventions, Experts as OfArchitecture, RopeFactors};
+use super::architecture::{Conventions, Experts as OfArchitecture, QkNorms, RopeFactors};
 use super::config::ModelConfig;
 use super::delta_net::DeltaNetConfig;
 use super::error::ModelError;
@@ -14,7 +14,7 @@ use super::layer::{
     Attention, DeltaNet, DenseBeside, Experts, FeedForward, GatedUnit, Layer, Linear, Mixer,
     ModelWeights, SharedExpert,
 };
-use super::{rerank, rope};
+use super::{experts, rerank, rope};
 use std::collections::HashSet;
 use worker_orcd_kernels::TensorType;
 use worker_orcd_kernels::reference::delta_net::HeadOrder;
@@ -98,7 +98,7 @@ impl<'a> LayerReader<'_, '_, 'a> {
             mixer,
             attn_post_norm: self.post_norm("post_attention_norm.weight")?,
             ffn_norm: self.vector(self.conventions.ffn_norm, config.n_embd)?,
-            feed_forward: match &config.experts {
+            feed_forward: match config.experts_of(self.index) {
                 None => FeedForward::Dense(self.dense()?),
                 Some(experts) => FeedForward::Experts(self.experts(experts)?),
             },
@@ -114,7 +114,7 @@ impl<'a> LayerReader<'_, '_, 'a> {
         let config = self.config;
         let heads = config.heads_of(self.index);
         let (qkv, keys_are_values) = self.qkv(heads)?;
-        let (q_norm, k_norm) = self.head_norms(heads.dim)?;
+        let [q_norm, k_norm] = self.qk_norms(heads)?;
         let sinks = self.conventions.has_sinks;
         let sinks = sinks.then(|| self.vector("attn_sinks.weight", config.n_heads));
         let output = self.linear("attn_output", config.n_embd, heads.width())?;
@@ -202,16 +202,18 @@ impl<'a> LayerReader<'_, '_, 'a> {
         tensor.map(drop).ok_or_else(missing)
     }
 
-    fn head_norms(
-        &mut self,
-        head_dim: usize,
-    ) -> Result<(Option<TensorView<'a>>, Option<TensorView<'a>>), ModelError> {
-        if !self.conventions.has_head_norms {
-            return Ok((None, None));
-        }
-        let q_norm = self.vector("attn_q_norm.weight", head_dim)?;
-        let k_norm = self.vector("attn_k_norm.weight", head_dim)?;
-        Ok((Some(q_norm), Some(k_norm)))
+    fn qk_norms(&mut self, heads: Heads) -> Result<[Option<TensorView<'a>>; 2], ModelError> {
+        let [q, k] = ["attn_q_norm.weight", "attn_k_norm.weight"];
+        let (of_q, of_k) = match self.conventions.qk_norms {
+            QkNorms::None => return Ok([None; 2]),
+            QkNorms::OptionalOfHeads => {
+                let q_norm = self.optional_vector(q, heads.dim)?;
+                return Ok([q_norm, self.optional_vector(k, heads.dim)?]);
+            }
+            QkNorms::OfHeads => (heads.dim, heads.dim),
+            QkNorms::Joint => (heads.width(), heads.kv_width()),
+        };
+        Ok([Some(self.vector(q, of_q)?), Some(self.vector(k, of_k)?)])
     }
 
     fn post_norm(&mut self, tensor: &str) -> Result<Option<TensorView<'a>>, ModelError> {
@@ -246,6 +248,10 @@ impl<'a> LayerReader<'_, '_, 'a> {
         Ok(Experts {
             config: *config,
             router: self.of_experts("ffn_gate_inp", [n_embd, config.count, 1, 1], config)?,
+            choice_bias: match config.has_choice_bias {
+                true => Some(self.vector(experts::CHOICE_BIAS, config.count)?),
+                false => None,
+            },
             unit: match self.conventions.experts {
                 OfArchitecture::BesideDense => self.unit_of_fused_experts(config)?,
                 _ => self.unit_of_experts("exps", config.n_ff, config.count, config)?,
@@ -260,7 +266,14 @@ impl<'a> LayerReader<'_, '_, 'a> {
             },
             shared: match config.shared_n_ff {
                 Some(n_ff) => Some(SharedExpert {
-                    weigher: self.of_experts("ffn_gate_inp_shexp", [n_embd, 1, 1, 1], config)?,
+                    weigher: match config.gates_shared {
+                        true => Some(self.of_experts(
+                            "ffn_gate_inp_shexp",
+                            [n_embd, 1, 1, 1],
+                            config,
+                        )?),
+                        false => None,
+                    },
                     unit: self.unit_of_experts("shexp", n_ff, 1, config)?,
                 }),
                 None => None,

@@ -4,8 +4,9 @@
 use crate::support::laws::{self, assert_same};
 use crate::support::{
     MIXED, MIXED_SMALL, Model, alone, config, config_like_gemma4, config_like_gemma4_with_experts,
-    config_of_delta_nets, config_of_experts, config_of_gpt_oss, config_with_temperature,
-    config_with_windows, config_without_rotations, options, tokens,
+    config_like_glm, config_of_delta_nets, config_of_experts, config_of_gpt_oss,
+    config_with_joint_norms, config_with_temperature, config_with_windows,
+    config_without_rotations, options, tokens,
 };
 use worker_orcd_gpu::device::Executor;
 use worker_orcd_gpu::device::cpu::{CpuExecutor, Device};
@@ -43,6 +44,8 @@ fn neither_chunks_nor_threads_change_a_bit() {
     cases.push((config_with_windows(40), MIXED));
     cases.push((config_with_windows(270), MIXED));
     cases.push((config_of_delta_nets(), MIXED));
+    cases.push((config_like_glm(), MIXED_SMALL));
+    cases.push((config_with_joint_norms(), MIXED));
     let models = cases.into_iter();
     let models = models.map(|(config, types)| Model::random(config, types));
     let like_gemma = [

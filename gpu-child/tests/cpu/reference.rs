@@ -3,9 +3,9 @@
 
 use crate::support::forward::forward;
 use crate::support::{
-    Model, alone, config, config_like_gemma4, config_like_gemma4_with_experts,
-    config_of_delta_nets, config_of_experts, config_of_gpt_oss, config_with_temperature,
-    config_with_windows, config_without_rotations, tokens,
+    Model, alone, config, config_like_gemma4, config_like_gemma4_with_experts, config_like_glm,
+    config_of_delta_nets, config_of_experts, config_of_gpt_oss, config_with_joint_norms,
+    config_with_temperature, config_with_windows, config_without_rotations, tokens,
 };
 use worker_orcd_gpu::model::ModelConfig;
 use worker_orcd_kernels::reference::delta_net::HeadOrder;
@@ -71,7 +71,8 @@ fn queries_with_a_temperature_agree_with_the_references() {
 }
 
 /// Same tolerance as above. The second case has a shared expert and weights that do not add up to 1 (qwen2moe), unlike
-/// Mixtral and qwen3moe.
+/// Mixtral and qwen3moe. The third has a dense layer, sigmoids, a bias that chooses, a factor of weights, and a shared expert
+/// without a gate (glm4moe); the fourth has norms over all heads (minimax-m2).
 #[test]
 fn a_mixture_of_experts_agrees_with_the_references() {
     for (weighing, shared_n_ff) in [
@@ -81,9 +82,12 @@ fn a_mixture_of_experts_agrees_with_the_references() {
         let mut config = config_of_experts();
         if let Some(experts) = &mut config.experts {
             (experts.weighing, experts.shared_n_ff) = (weighing, shared_n_ff);
+            experts.gates_shared = shared_n_ff.is_some();
         }
         agrees(config, &format!("{weighing:?}"));
     }
+    agrees(config_like_glm(), "sigmoids");
+    agrees(config_with_joint_norms(), "joint norms");
 }
 
 #[test]

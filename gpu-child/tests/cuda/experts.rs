@@ -6,8 +6,8 @@
 use crate::support::forward::forward_with_margin;
 use crate::support::laws::{self, assert_same};
 use crate::support::{
-    MIXED, MIXED_SMALL, Model, Seen, Share, Types, Watch, alone, config, config_of_experts,
-    config_of_gpt_oss, pages, step, tokens,
+    MIXED, MIXED_SMALL, Model, Seen, Share, Types, Watch, alone, config, config_like_glm,
+    config_of_experts, config_of_gpt_oss, config_with_joint_norms, pages, step, tokens,
 };
 use crate::{load, load_with, options};
 use worker_orcd_gpu::device::Executor;
@@ -18,15 +18,7 @@ use worker_orcd_kernels::{TensorType, Weighing, compare};
 
 /// Mixture like `qwen3moe`: many experts, weights divided by their sum, no shared expert.
 fn many() -> ModelConfig {
-    let experts = ExpertsConfig {
-        count: 64,
-        used: 8,
-        n_ff: 256,
-        shared_n_ff: None,
-        weighing: Weighing::Renormalized,
-        has_biases: false,
-        beside_dense: false,
-    };
+    let experts = ExpertsConfig::plain(64, 8, 256);
     with(Architecture::Qwen3Moe, experts, config(None))
 }
 
@@ -44,15 +36,7 @@ fn shared() -> ModelConfig {
 
 /// Mixture like Mixtral: few and wide experts, here so wide that segments have several units, with the end of k inside.
 fn wide() -> ModelConfig {
-    let experts = ExpertsConfig {
-        count: 8,
-        used: 2,
-        n_ff: 2336,
-        shared_n_ff: None,
-        weighing: Weighing::Renormalized,
-        has_biases: false,
-        beside_dense: false,
-    };
+    let experts = ExpertsConfig::plain(8, 2, 2336);
     let config = ModelConfig {
         n_embd: 288,
         ..config(None)
@@ -94,6 +78,8 @@ fn models() -> Vec<(ModelConfig, Types)> {
         (gpt_oss(32, 4), [TensorType::MXFP4; 9]),
         (gpt_oss(32, 4), MIXED_SMALL),
         (config_of_gpt_oss(), MIXED),
+        (config_like_glm(), MIXED_SMALL),
+        (config_with_joint_norms(), MIXED),
     ]
 }
 
@@ -400,6 +386,16 @@ fn every_kind_of_mixture_agrees_with_the_references() {
     let config = with(Architecture::Qwen2Moe, few, config(None));
     for types in [[TensorType::F16; 9], [TensorType::Q4_K; 9], MIXED_SMALL] {
         assert_close(&config, types, 60, &[60]);
+    }
+}
+
+/// A dense layer in front of others, sigmoids, biases that only choose, an ungated shared expert, norms over all heads: in
+/// one row, and in more than two, which other kernels route.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn routers_by_sigmoid_and_joint_norms_agree_with_the_references() {
+    for config in [config_like_glm(), config_with_joint_norms()] {
+        assert_close(&config, [TensorType::F16; 9], 8, &[1, 8]);
     }
 }
 

@@ -41,6 +41,7 @@ pub fn config(window: Option<usize>) -> ModelConfig {
         attention_scale: 1.0 / 32_f64.sqrt(),
         embedding_scale: 1.0,
         activation: Activation::Silu,
+        has_joint_norms: false,
         has_sinks: false,
         gates_attention: false,
         delta_net: None,
@@ -206,13 +207,8 @@ pub fn config_like_gemma4_of_large_heads() -> ModelConfig {
 pub fn config_like_gemma4_with_experts() -> ModelConfig {
     ModelConfig {
         experts: Some(ExpertsConfig {
-            count: 7,
-            used: 3,
-            n_ff: 96,
-            shared_n_ff: None,
-            weighing: Weighing::Renormalized,
-            has_biases: false,
             beside_dense: true,
+            ..ExpertsConfig::plain(7, 3, 96)
         }),
         ..config_like_gemma4()
     }
@@ -237,13 +233,40 @@ pub fn config_with_temperature() -> ModelConfig {
 pub fn config_of_experts() -> ModelConfig {
     ModelConfig {
         experts: Some(ExpertsConfig {
-            count: 7,
-            used: 3,
-            n_ff: 96,
             shared_n_ff: Some(64),
-            weighing: Weighing::Renormalized,
-            has_biases: false,
-            beside_dense: false,
+            gates_shared: true,
+            ..ExpertsConfig::plain(7, 3, 96)
+        }),
+        ..config(None)
+    }
+}
+
+/// Like GLM-4.5: a dense layer in front of two with experts, an ungated shared expert, weights by sigmoid with a factor, and
+/// a bias of each expert that only chooses.
+pub fn config_like_glm() -> ModelConfig {
+    ModelConfig {
+        n_layers: 3,
+        experts: Some(ExpertsConfig {
+            shared_n_ff: Some(64),
+            weighing: Weighing::RenormalizedSigmoid,
+            scale: 2.5,
+            has_choice_bias: true,
+            first_layer: 1,
+            ..ExpertsConfig::plain(7, 3, 96)
+        }),
+        ..config(None)
+    }
+}
+
+/// Like MiniMax-M2: norms of queries and keys over all heads of a row, weights by sigmoid, and a bias of each expert that
+/// only chooses.
+pub fn config_with_joint_norms() -> ModelConfig {
+    ModelConfig {
+        has_joint_norms: true,
+        experts: Some(ExpertsConfig {
+            weighing: Weighing::Sigmoid,
+            has_choice_bias: true,
+            ..ExpertsConfig::plain(7, 3, 96)
         }),
         ..config(None)
     }
@@ -254,13 +277,9 @@ pub fn config_of_experts() -> ModelConfig {
 pub fn config_of_gpt_oss() -> ModelConfig {
     ModelConfig {
         experts: Some(ExpertsConfig {
-            count: 7,
-            used: 3,
-            n_ff: 96,
-            shared_n_ff: None,
             weighing: Weighing::OfChosen,
             has_biases: true,
-            beside_dense: false,
+            ..ExpertsConfig::plain(7, 3, 96)
         }),
         activation: Activation::ClampedSwiglu,
         has_sinks: true,

@@ -15,7 +15,7 @@ use worker_orcd_kernels::reference::glu::glu;
 use worker_orcd_kernels::reference::matmul::matmul;
 use worker_orcd_kernels::reference::rmsnorm::rmsnorm;
 use worker_orcd_kernels::reference::rope::rope;
-use worker_orcd_kernels::reference::routing::route;
+use worker_orcd_kernels::reference::routing::{Router, route};
 
 fn values(tensor: &TensorView<'_>) -> Vec<f32> {
     let mut values = vec![0.0; tensor.rows * tensor.cols];
@@ -64,9 +64,19 @@ fn mixture(
     };
     let of = experts.config;
     let logits = apply(&experts.router, routed_by);
-    routed(&logits);
+    let bias = experts.choice_bias.as_ref().map(values);
+    let router = Router {
+        weighing: of.weighing,
+        choice_bias: bias.as_deref(),
+        scale: of.scale,
+    };
+    // The order of logits is that of their probabilities.
+    match &bias {
+        None => routed(&logits),
+        Some(_) => routed(&router.scores(&logits)),
+    }
     let scales = experts.output_scales.as_ref().map(values);
-    for (index, weight) in route(&logits, of.used, of.weighing) {
+    for (index, weight) in route(&logits, of.used, &router) {
         let part = |linear| expert_of(linear, index, of.count);
         let expert = GatedUnit {
             gate_up: experts.unit.gate_up.each_ref().map(part),
@@ -76,7 +86,8 @@ fn mixture(
         add_weighted(weight * scale, unit(config, &expert, x));
     }
     if let Some(shared) = &experts.shared {
-        let weight = 1.0 / (1.0 + (-apply(&shared.weigher, x)[0]).exp());
+        let weigher = shared.weigher.as_ref().map(|it| apply(it, x)[0]);
+        let weight = weigher.map_or(1.0, |logit| 1.0 / (1.0 + (-logit).exp()));
         add_weighted(weight, unit(config, &shared.unit, x));
     }
     sum
@@ -167,10 +178,16 @@ impl AttentionRows<'_> {
         self.position += 1;
         let heads = config.heads_of(self.index);
         let turn = |rows: &mut [f32], norm: &Option<TensorView<'_>>| {
-            for head in rows.chunks_exact_mut(heads.dim) {
+            let of_norm = match config.has_joint_norms {
+                true => rows.len(),
+                false => heads.dim,
+            };
+            for values_of in rows.chunks_exact_mut(of_norm) {
                 if let Some(norm) = norm {
-                    head.copy_from_slice(&rmsnorm(head, &values(norm), config.norm_eps));
+                    values_of.copy_from_slice(&rmsnorm(values_of, &values(norm), config.norm_eps));
                 }
+            }
+            for head in rows.chunks_exact_mut(heads.dim) {
                 if let Some(place) = config.rope_of(self.index) {
                     let of_layer = config.ropes().nth(place).expect("a rotation");
                     rope(head, position as u32, of_layer);
@@ -274,8 +291,8 @@ pub fn forward(
 }
 
 /// Result of [`forward`], and the margin between the last chosen expert and the first that is not chosen: the smallest
-/// difference of any row and layer, as a share of its largest logit. Another rounding makes the same choice only if its
-/// errors are below this margin.
+/// difference of any row and layer, as a share of its largest logit, or of its largest score if experts have biases.
+/// Another rounding makes the same choice only if its errors are below this margin.
 pub fn forward_with_margin(
     config: &ModelConfig,
     weights: &FileWeights<'_>,
@@ -295,7 +312,7 @@ pub fn forward_with_margin(
     (stream, margin)
 }
 
-/// `routed` receives the logits of every router.
+/// `routed` receives the logits or the scores of every router.
 fn pass(
     config: &ModelConfig,
     weights: &FileWeights<'_>,

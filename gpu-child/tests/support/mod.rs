@@ -137,9 +137,6 @@ impl Model {
             vocab_size,
             ..
         } = config;
-        // Most experts replace it.
-        let replaced = config.experts.is_some_and(|it| !it.beside_dense);
-        let dense = if replaced { 0 } else { 1 };
         let mut model = Self {
             config,
             tensors: Vec::new(),
@@ -151,6 +148,10 @@ impl Model {
             let heads = model.config.heads_of(layer);
             let (q, kv, head_dim) = (heads.width(), heads.kv_width(), heads.dim);
             let queries = model.config.queries_width_of(q);
+            // Most experts replace it.
+            let experts = model.config.experts_of(layer);
+            let replaced = experts.is_some_and(|it| !it.beside_dense);
+            let dense = if replaced { 0 } else { 1 };
             let shapes = [
                 (queries, n_embd),
                 (kv, n_embd),
@@ -164,7 +165,11 @@ impl Model {
             for (ty, (rows, cols)) in types.into_iter().zip(shapes) {
                 model.push(ty, rows, cols, 0.3);
             }
-            for width in [n_embd, n_embd, head_dim, head_dim, queries, kv, kv] {
+            let (q_norm, k_norm) = match model.config.has_joint_norms {
+                true => (q, kv),
+                false => (head_dim, head_dim),
+            };
+            for width in [n_embd, n_embd, q_norm, k_norm, queries, kv, kv] {
                 model.push(TensorType::F32, 1, width, 1.0);
             }
         }
@@ -178,6 +183,7 @@ impl Model {
         model.push_more();
         model.push_delta_nets(types);
         model.push_gemma4();
+        model.push_choice_biases();
         model.fill();
         match model.config.delta_net {
             Some(net) => model.with_decays().with_joint_strengths(net),
@@ -249,6 +255,23 @@ impl Model {
                 self.push(TensorType::F32, 1, width, 1.0);
             }
         }
+    }
+
+    fn push_choice_biases(&mut self) {
+        let Some(experts) = self.config.experts.filter(|it| it.has_choice_bias) else {
+            return;
+        };
+        for _ in 0..self.config.n_layers {
+            // Sigmoids are between 0 and 1.
+            self.push(TensorType::F32, 1, experts.count, 0.4);
+        }
+    }
+
+    /// Bias of each expert of a layer, which only chooses.
+    fn choice_bias(&self, layer: usize) -> Option<TensorView<'_>> {
+        self.config.experts.filter(|it| it.has_choice_bias)?;
+        let first = self.tensors.len() - self.config.n_layers;
+        Some(self.tensors[first + layer].view())
     }
 
     /// One of the additional tensors of a layer of Gemma 4.
@@ -357,7 +380,8 @@ impl Model {
         };
         let more = self.more(0, 0).map_or(0, |_| MORE_PER_LAYER)
             + self.config.delta_net.map_or(0, |_| DELTA_NET)
-            + self.gemma4(0, 0).map_or(0, |_| GEMMA4);
+            + self.gemma4(0, 0).map_or(0, |_| GEMMA4)
+            + self.choice_bias(0).map_or(0, |_| 1);
         let post_norms = self.tensors.len() - (2 + more) * self.config.n_layers;
         let post_norm = |n: usize| self.has_post_norms.then(|| view(post_norms + n));
         let layer = |n: usize| {
@@ -408,7 +432,7 @@ impl Model {
             gate_up: [first, first + 1].map(linear),
             down: linear(first + 2),
         };
-        let Some(config) = self.config.experts else {
+        let Some(config) = self.config.experts_of(layer).copied() else {
             return FeedForward::Dense(unit(layer * PER_LAYER + 4));
         };
         let first = self.config.n_layers * PER_LAYER + 3 + layer * EXPERTS_PER_LAYER;
@@ -419,6 +443,7 @@ impl Model {
         FeedForward::Experts(Experts {
             config,
             router: biased(first, 2),
+            choice_bias: self.choice_bias(layer),
             unit: GatedUnit {
                 gate_up: [biased(first + 1, 3), biased(first + 2, 4)],
                 down: biased(first + 3, 5),
@@ -435,7 +460,7 @@ impl Model {
                 }
             }),
             shared: config.shared_n_ff.map(|_| SharedExpert {
-                weigher: linear(first + 4),
+                weigher: config.gates_shared.then(|| linear(first + 4)),
                 unit: unit(first + 5),
             }),
         })

@@ -81,7 +81,7 @@ impl PreTokenizer {
             "qwen2" | "deepseek-r1-qwen" | "stablelm2" | "megrez" => (QWEN2, false),
             "qwen35" => (QWEN35, false),
             "seed-coder" => (SEED_CODER, false),
-            "gpt-4o" | "llama4" => (O200K, false),
+            "gpt-4o" | "llama4" | "minimax-m2" => (O200K, false),
             "falcon" => (FALCON, false),
             "tekken" => (TEKKEN, true),
             unknown => return Err(TextError::UnknownPreTokenizer(unknown.to_owned())),

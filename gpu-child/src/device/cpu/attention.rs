@@ -177,7 +177,20 @@ fn separate_gates(row: &mut [f32], head_dim: usize) {
     }
 }
 
-/// Applies head norms and RoPE to queries and keys, and writes keys and values to the cache. Queries are also
+/// Norms of queries and of keys.
+type Norms<'a> = [Option<&'a [f32]>; 2];
+
+/// Norms over all heads of a row, and over each head.
+fn norms_of<'a>(forward: &Forward<'a>, attention: &weights::Attention) -> (Norms<'a>, Norms<'a>) {
+    let norms = [&attention.q_norm, &attention.k_norm]
+        .map(|norm| norm.as_ref().map(|norm| forward.weights.vector(norm)));
+    match forward.config.has_joint_norms {
+        true => (norms, [None; 2]),
+        false => ([None; 2], norms),
+    }
+}
+
+/// Applies norms and RoPE to queries and keys, and writes keys and values to the cache. Queries are also
 /// multiplied by the attention scale and their temperature.
 fn rope_and_append_kv(
     forward: &Forward<'_>,
@@ -192,17 +205,19 @@ fn rope_and_append_kv(
     let ropes = config.ropes().count();
     let rotation = config.rope_of(index);
     let rotation = rotation.and_then(|place| Some((place, config.ropes().nth(place)?)));
-    let turn = |head: &mut [f32], norm: Option<&[f32]>, token: usize| {
+    let normalize = |values: &mut [f32], norm: Option<&[f32]>| {
         if let Some(norm) = norm {
-            let plain = head.to_vec();
-            rmsnorm(isa, &plain, norm, config.norm_eps, head);
+            let plain = values.to_vec();
+            rmsnorm(isa, &plain, norm, config.norm_eps, values);
         }
+    };
+    let turn = |head: &mut [f32], norm: Option<&[f32]>, token: usize| {
+        normalize(head, norm);
         if let Some((place, rope)) = rotation {
             apply_rope(head, rope, &angles[token * ropes + place]);
         }
     };
-    let [q_norm, k_norm] = [&attention.q_norm, &attention.k_norm]
-        .map(|norm| norm.as_ref().map(|norm| forward.weights.vector(norm)));
+    let ([joint_q, joint_k], [q_norm, k_norm]) = norms_of(forward, attention);
     let heads = config.heads_of(index);
     let head_dim = heads.dim;
     let queries_width = config.queries_width_of(heads.width());
@@ -226,6 +241,8 @@ fn rope_and_append_kv(
         if attention.keys_are_values {
             values.copy_from_slice(keys);
         }
+        normalize(queries, joint_q);
+        normalize(keys, joint_k);
         for q in queries.chunks_exact_mut(head_dim) {
             turn(q, q_norm, t);
             q.iter_mut().for_each(|q| *q *= scale);

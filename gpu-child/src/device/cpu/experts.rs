@@ -3,7 +3,7 @@
 //! ```text
 //! norm ─ router ─ choices ─ places ─┬─ rows by expert ─ gate, up ─ ff ─ down ─ rows ─┐
 //!   │                               └───────────── weights, in order of choice ──────┴─ added to x
-//!   └─ shared expert ─────────────────────── weighted by its own product ───────────────┘
+//!   └─ shared expert ───────────── weighted by its own product, if it has one ──────────┘
 //! ```
 //!
 //! A row is copied once for each expert that it uses, so that the rows of an expert are consecutive and its weights are
@@ -17,6 +17,7 @@ use super::linear::{Epilogue, FEW_ROWS, Projection, Share};
 use super::pool::Disjoint;
 use super::scratch::{ExpertRoom, Quantized, Scratch};
 use super::weights::{DenseBeside, Experts, GatedUnit, Vector};
+use worker_orcd_kernels::Router;
 use worker_orcd_kernels::cpu::{Choice, add_weighted, rmsnorm, route, sigmoid};
 
 /// Adds the experts' outputs for `scratch.norm` to the residual stream.
@@ -98,7 +99,8 @@ fn choose(
     let tokens = norm.len() / n_embd;
     let router = forward.projection(&experts.router, 0);
     let weigher = experts.shared.as_ref();
-    let weigher = weigher.map(|shared| forward.projection(&shared.weigher, config.count));
+    let weigher = weigher.and_then(|shared| shared.weigher.as_ref());
+    let weigher = weigher.map(|weigher| forward.projection(weigher, config.count));
     let projections: Vec<Projection<'_>> = [router].into_iter().chain(weigher).collect();
     let weights: Vec<_> = projections.iter().map(|it| it.weight).collect();
     forward.device.quantize(norm, n_embd, &weights, quantized);
@@ -109,8 +111,13 @@ fn choose(
     let device = forward.device;
     device.project(&input, &all, &projections, logits, Epilogue::Store);
 
-    let scales = experts.output_scales.as_ref();
-    let scales = scales.map(|scales| forward.weights.vector(scales));
+    let [bias, scales] = [&experts.choice_bias, &experts.output_scales]
+        .map(|vector| vector.as_ref().map(|it| forward.weights.vector(it)));
+    let router = Router {
+        weighing: config.weighing,
+        choice_bias: bias,
+        scale: config.scale,
+    };
     let (logits, choices) = (Disjoint::new(logits), Disjoint::new(&mut room.choices));
     device.for_tokens(tokens, FEW_ROWS, &|t| {
         let (first, used) = (t * config.used, config.used);
@@ -121,7 +128,7 @@ fn choose(
                 choices.part(first, used),
             )
         };
-        route(logits, config.weighing, chosen);
+        route(logits, &router, chosen);
         if let Some(scales) = scales {
             let scaled = chosen.iter_mut();
             scaled.for_each(|choice| choice.weight *= scales[choice.expert]);
@@ -223,8 +230,9 @@ fn add_all(forward: &Forward<'_>, experts: &Experts, room: &ExpertRoom, x: &mut 
         // SAFETY: token t's own row.
         let x = unsafe { x.part(t * n_embd, n_embd) };
         add_chosen(experts, room, t, x);
-        if experts.shared.is_some() {
-            let weight = sigmoid(room.logits[t * config.logits() + config.count]);
+        if let Some(shared) = &experts.shared {
+            let logit = || room.logits[t * config.logits() + config.count];
+            let weight = shared.weigher.as_ref().map_or(1.0, |_| sigmoid(logit()));
             add_weighted(weight, &room.shared[t * n_embd..][..n_embd], x);
         }
     });

@@ -197,16 +197,17 @@ impl Sizes {
         let Some(experts) = &config.experts else {
             return dense;
         };
-        let beside = if experts.beside_dense { config.n_ff } else { 0 };
-        let for_all = experts.shared_n_ff.unwrap_or(0).max(beside);
+        let widths = [experts.shared_n_ff, config.dense_width()];
+        let for_all = widths.into_iter().flatten().max().unwrap_or(0);
         let ff = (experts.used * experts.n_ff).max(for_all);
+        let is_added = experts.shared_n_ff.is_some() || experts.beside_dense;
         let widest = (experts.used * n_embd).max(q).max(ff);
         Self {
             ff,
             widest: widest.next_multiple_of(Q_BLOCK),
             router: experts.logits(),
             used: experts.used,
-            shared: if for_all > 0 { n_embd } else { 0 },
+            shared: if is_added { n_embd } else { 0 },
             ..dense
         }
     }

@@ -37,6 +37,8 @@ const WIDE_HEAD_DIMS: [usize; 3] = [64, 96, 128];
 /// Head size from which all warps of a block compute the same split.
 const LARGE_HEAD: usize = constant!("kv.cuh", LARGE_HEAD);
 
+/// Threads of a block of joint_norm.cu.
+const JOINT_NORM_THREADS: u32 = constant!("joint_norm.cu", JOINT_NORM_THREADS) as u32;
 /// Threads per block of rope_kv.cu.
 const ROPE_THREADS: u32 = constant!("rope_kv.cu", ROPE_THREADS) as u32;
 /// Threads of a block of attention_wgmma.cu.
@@ -88,6 +90,16 @@ layout! {
         clears: i32,
         keys_are_values: i32,
         normalizes_values: i32,
+    }
+
+    struct JointNormArgs in "joint_norm.cu" {
+        qkv: DevicePtr<f32>,
+        q_norm: DevicePtr<f32>,
+        k_norm: DevicePtr<f32>,
+        stride: i32,
+        q_width: i32,
+        kv_width: i32,
+        eps: f32,
     }
 
     #[derive(PartialEq, Eq)]
@@ -149,6 +161,7 @@ pub fn check(config: &ModelConfig, shared_bytes: u32) -> Result<(), String> {
 /// Kernels of a model's attention.
 #[derive(Debug)]
 pub struct AttentionKernels {
+    joint_norm: Kernel<JointNormArgs>,
     rope_kv: Kernel<RopeRowsArgs>,
     /// Kernels for each kind of heads.
     heads: Vec<HeadKernels>,
@@ -192,6 +205,7 @@ impl AttentionKernels {
         // for what is in front of it.
         unsafe {
             Ok(Self {
+                joint_norm: module.kernel("joint_norm")?.overlapping(),
                 rope_kv: module.kernel(rope_kv)?.overlapping(),
                 heads: heads?,
                 gate_rows: RowKernel::load_bounded(module, "gate_bounded_rows")?,
@@ -435,6 +449,9 @@ pub fn run(
         false => &attention.qkv[..],
     };
     rank.make_and_project(&rank.ops.rmsnorm, norm, &[(linears, qkv)])?;
+    if config.has_joint_norms {
+        normalize_jointly(rank, rows, heads, attention)?;
+    }
     rope_and_append_kv(rank, rows, index, attention)?;
     attend(rank, plan, index)?;
     let outputs = RowArgs {
@@ -480,6 +497,32 @@ fn kv_arguments(rank: &Rank, index: usize) -> KvArgs {
     }
 }
 
+/// Normalizes queries and keys over all heads of a row.
+fn normalize_jointly(
+    rank: &Rank,
+    rows: usize,
+    heads: Heads,
+    attention: &Attention,
+) -> Result<(), Fault> {
+    let norm = |vector: &Option<Vector>| rank.weights.optional_vector(vector.as_ref());
+    let arguments = JointNormArgs {
+        qkv: rank.scratch.buffers.mixers.projected,
+        q_norm: norm(&attention.q_norm),
+        k_norm: norm(&attention.k_norm),
+        stride: projected_width_of(&rank.config, heads) as i32,
+        q_width: heads.width() as i32,
+        kv_width: heads.kv_width() as i32,
+        eps: rank.config.norm_eps,
+    };
+    let geometry = Geometry {
+        grid: [rows as u32, 2],
+        ..Geometry::line(rows, JOINT_NORM_THREADS)
+    };
+    let kernel = &rank.mixers.attention.joint_norm;
+    // SAFETY: a block for the queries of each projected row, and one for its keys; such layers have both norms.
+    unsafe { kernel.launch(&rank.context, geometry, &arguments) }
+}
+
 /// Arguments of `rope_kv.cu`, with the optional head norms of a layer.
 pub fn rope_arguments(rank: &Rank, index: usize, attention: Option<&Attention>) -> RopeArgs {
     let (config, buffers) = (&rank.config, &rank.scratch.buffers);
@@ -488,7 +531,10 @@ pub fn rope_arguments(rank: &Rank, index: usize, attention: Option<&Attention>) 
     // Zero pairs rotate nothing.
     let rope = place.and_then(|place| config.ropes().nth(place));
     let dims = rope.map_or(0, |rope| rope.dims as i32);
-    let norm = |vector: Option<&Vector>| rank.weights.optional_vector(vector);
+    let norm = |vector: Option<&Vector>| match config.has_joint_norms {
+        true => DevicePtr::NULL,
+        false => rank.weights.optional_vector(vector),
+    };
     RopeArgs {
         qkv: buffers.mixers.projected,
         rows: buffers.rows.on_device(),
@@ -526,8 +572,9 @@ fn rope_and_append_kv(
     let of_layer = config.heads_of(index);
     let heads = of_layer.count + 2 * of_layer.kv_count;
     let norms = [&attention.q_norm, &attention.k_norm];
+    let has_norms = !config.has_joint_norms && norms.iter().any(|it| it.is_some());
     // A warp per head for heads with norms, else a thread per pair of columns.
-    let threads = match config.normalizes_values || norms.iter().any(|it| it.is_some()) {
+    let threads = match config.normalizes_values || has_norms {
         true => 32 * heads,
         false => heads * of_layer.dim / 2,
     };

@@ -3,8 +3,8 @@
 //! The kernel takes batches of up to [`MAX_ROWS`] sequences with one token each, on devices that have
 //! bulk copies (compute capability 9 and up), for models of attention without windows, sinks, gates, norms after
 //! blocks, a scale of the embedding, or an activation other than SiLU. A model with experts has a kernel of its own
-//! (`step_experts.cuh`), for one sequence, without a shared expert and biases of experts. It gives the same bits as the
-//! launches of [`forward`](super::forward); only time differs.
+//! (`step_experts.cuh`), for one sequence, a router by softmax, and experts in all layers, none of them shared or with biases.
+//! It gives the same bits as the launches of [`forward`](super::forward); only time differs.
 
 use super::attention::plan::TilePlan;
 use super::attention::{

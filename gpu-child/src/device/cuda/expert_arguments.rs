@@ -42,6 +42,9 @@ layout! {
         pub place_group: i32,
         pub factor: f32,
         pub scales: DevicePtr<f32>,
+        pub choice_bias: DevicePtr<f32>,
+        pub scale: f32,
+        pub unused: i32,
     }
 
     pub struct RouteFewArgs in "route_few.cu" {
@@ -103,7 +106,7 @@ layout! {
         pub used: i32,
         pub n_embd: i32,
         pub stores: i32,
-        pub unused: i32,
+        pub gates_shared: i32,
     }
 
     pub struct DownArgs in "experts_row.cu" {

@@ -140,15 +140,10 @@ fn refuse_unsupported(config: &ModelConfig, shared_bytes: u32) -> Result<(), Fau
     let refuse = |message: String| Err(Fault::ModelLoad { message });
     mixers::check(config, shared_bytes).or_else(refuse)?;
     let mut widths = vec![("embedding", config.n_embd)];
-    match &config.experts {
-        None => widths.push(("feed-forward", config.n_ff)),
-        Some(experts) => {
-            widths.push(("expert", experts.n_ff));
-            if experts.beside_dense {
-                widths.push(("feed-forward", config.n_ff));
-            }
-            widths.extend(experts.shared_n_ff.map(|width| ("shared expert", width)));
-        }
+    widths.extend(config.dense_width().map(|width| ("feed-forward", width)));
+    if let Some(experts) = &config.experts {
+        widths.push(("expert", experts.n_ff));
+        widths.extend(experts.shared_n_ff.map(|width| ("shared expert", width)));
     }
     for (what, width) in widths {
         if !width.is_multiple_of(8) {

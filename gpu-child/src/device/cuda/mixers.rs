@@ -35,10 +35,13 @@ pub fn check(config: &ModelConfig, shared_bytes: u32) -> Result<(), String> {
     config.delta_net.as_ref().map_or(Ok(()), delta_net::check)
 }
 
-/// All layers have attention, without gates and norms of values.
+/// All layers have attention, without gates, norms of values, and norms over all heads.
 #[must_use]
 pub fn are_plain(config: &ModelConfig) -> bool {
-    config.delta_net.is_none() && !config.gates_attention && !config.normalizes_values
+    config.delta_net.is_none()
+        && !config.gates_attention
+        && !config.normalizes_values
+        && !config.has_joint_norms
 }
 
 /// Columns of the widest outputs of a mixer, which its last product takes.

@@ -3,7 +3,7 @@
 //! ```text
 //! norm ─┬─ router ─ choices ─ shares ─┬─ gate, up ─ ff ─ down ─ results ─┐
 //!       └─────────────────────────────┘                                  ├─ added to x
-//!       └─ the expert that is shared ────────────────────────────────────┘
+//!       └─ the expert that is shared, with or without a gate ────────────┘
 //! ```
 //!
 //! In Gemma 4, router, experts and a dense unit beside them each have an input of their own, and the outputs norms.
@@ -138,7 +138,7 @@ impl Mixture<'_> {
         }
         rank.make_input(&rank.ops.rmsnorm, &norm)?;
         let shared = self.experts.shared.as_ref();
-        let weigher = shared.map(|shared| shared.weigher);
+        let weigher = shared.and_then(|shared| shared.weigher);
         let weighers: Vec<Linear> = [*router].into_iter().chain(weigher).collect();
         let logits = Output::stored(room.logits, config.logits());
         rank.project(self.rows, &weighers, n_embd, logits)?;
@@ -153,7 +153,7 @@ impl Mixture<'_> {
 
     fn route_arguments(&self) -> RouteArgs {
         let (room, config) = (&self.room, &self.experts.config);
-        let scales = self.experts.output_scales.as_ref();
+        let vector = |vector: &Option<Vector>| self.rank.weights.optional_vector(vector.as_ref());
         RouteArgs {
             logits: room.logits,
             to: room.routing,
@@ -169,7 +169,10 @@ impl Mixture<'_> {
                 Some(_) => 1.0 / (self.rank.config.n_embd as f32).sqrt(),
                 None => 1.0,
             },
-            scales: self.rank.weights.optional_vector(scales),
+            scales: vector(&self.experts.output_scales),
+            choice_bias: vector(&self.experts.choice_bias),
+            scale: config.scale,
+            unused: 0,
         }
     }
 
@@ -358,7 +361,7 @@ impl Mixture<'_> {
             used: config.used as i32,
             n_embd: rank.config.n_embd as i32,
             stores: i32::from(self.experts.beside.is_some()),
-            unused: 0,
+            gates_shared: i32::from(config.gates_shared),
         }
     }
 }

@@ -73,11 +73,9 @@ impl Buffers {
     /// Buffers for batches of a model. In an arena of zeros, values after the rows of a batch are finite.
     pub fn place(places: &mut Places<'_>, config: &ModelConfig, largest: Largest) -> Self {
         let (tokens, n_embd) = (largest.tokens, config.n_embd);
-        // The dense feed-forward part, or the shared expert in a mixture of experts.
-        let n_ff = match &config.experts {
-            Some(experts) if !experts.beside_dense => experts.shared_n_ff.unwrap_or(0),
-            Some(_) | None => config.n_ff,
-        };
+        // The dense feed-forward parts, or the shared expert in a mixture of experts.
+        let shared = config.experts.and_then(|experts| experts.shared_n_ff);
+        let n_ff = config.dense_width().max(shared).unwrap_or(0);
         // A packed layout has whole groups of eight rows.
         let packed_rows = tokens.next_multiple_of(8);
         let gated = packed_rows * units(n_ff) * UNIT;

@@ -179,8 +179,8 @@ fn attention(config: &ModelConfig, available: usize) -> Option<(usize, usize)> {
 mod tests {
     use super::*;
     use crate::model::{Architecture, ExpertsConfig, Positions};
+    use worker_orcd_kernels::Activation;
     use worker_orcd_kernels::reference::rope::{Rope, RopePairs};
-    use worker_orcd_kernels::{Activation, Weighing};
 
     /// Shared memory that an H200 gives to a block.
     const AVAILABLE: usize = 227 << 10;
@@ -215,6 +215,7 @@ mod tests {
             positions: Positions::default(),
             attention_scale: 0.1,
             embedding_scale: 1.0,
+            has_joint_norms: false,
             has_sinks: false,
             gates_attention: false,
             delta_net: None,
@@ -275,15 +276,7 @@ mod tests {
 
     #[test]
     fn inputs_of_all_chosen_experts_pieces_of_a_router_and_splits_fit() {
-        let experts = ExpertsConfig {
-            count: 128,
-            used: 8,
-            n_ff: 768,
-            shared_n_ff: None,
-            weighing: Weighing::Renormalized,
-            has_biases: false,
-            beside_dense: false,
-        };
+        let experts = ExpertsConfig::plain(128, 8, 768);
         let config = ModelConfig {
             experts: Some(experts),
             n_layers: 48,

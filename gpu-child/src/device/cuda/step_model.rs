@@ -12,7 +12,7 @@ use super::weights::{
     unit_bytes, units,
 };
 use crate::model::{FeedForward, ModelConfig, ModelWeights};
-use worker_orcd_kernels::{Activation, TensorType};
+use worker_orcd_kernels::{Activation, TensorType, Weighing};
 
 /// Maximum number of sequences in one step: with more, many launches are faster (`bench/results/cuda.md`).
 pub const MAX_ROWS: usize = constant!("step_plan.cuh", STEP_ROWS);
@@ -65,6 +65,10 @@ pub fn has_shape(config: &ModelConfig) -> bool {
         return [32, 64, 96, 128].contains(&config.head_dim);
     };
     let of_unit = units(experts.n_ff);
+    let is_by_sigmoid = matches!(
+        experts.weighing,
+        Weighing::Sigmoid | Weighing::RenormalizedSigmoid
+    );
     [64, 128].contains(&config.head_dim)
         && experts.count <= MAX_EXPERTS
         && experts.used <= MAX_USED
@@ -72,6 +76,10 @@ pub fn has_shape(config: &ModelConfig) -> bool {
         && units(config.n_heads * config.head_dim) <= MAX_INPUT_UNITS
         && experts.shared_n_ff.is_none()
         && !experts.has_biases
+        && !experts.has_choice_bias
+        && experts.scale == 1.0
+        && experts.first_layer == 0
+        && !is_by_sigmoid
         // All of a pair of tiles of down.
         && experts.used * 2 * segments(of_unit) * TILE_ROWS * size_of::<f32>() <= SUMS_BYTES
 }

@@ -33,6 +33,8 @@ fn each_architecture_is_read() {
         assert_eq!((rope.dims, rope.factors), (16, None));
         let is_gpt_oss = architecture == Architecture::GptOss;
         assert_eq!(config.has_sinks, is_gpt_oss);
+        let is_minimax = architecture == Architecture::MiniMaxM2;
+        assert_eq!(config.has_joint_norms, is_minimax);
         let has_windows = config.positions.window.is_some();
         assert_eq!(
             has_windows,
@@ -44,6 +46,7 @@ fn each_architecture_is_read() {
             Architecture::SmolLm3,
             Architecture::Mistral3,
             Architecture::Ernie45,
+            Architecture::Ernie45Moe,
         ];
         assert_eq!(adjacent, is_adjacent.contains(&architecture));
     }

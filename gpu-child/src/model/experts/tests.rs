@@ -26,21 +26,14 @@ fn qwen3moe() -> GgufBuilder {
 
 #[test]
 fn each_architecture_with_experts_is_read() {
-    let plain = ExpertsConfig {
-        count: 6,
-        used: 2,
-        n_ff: 32,
-        shared_n_ff: None,
-        weighing: Weighing::Renormalized,
-        has_biases: false,
-        beside_dense: false,
-    };
+    let plain = ExpertsConfig::plain(6, 2, 32);
     let expected = [
         (qwen3moe(), Some(plain)),
         (
             qwen2moe(),
             Some(ExpertsConfig {
                 shared_n_ff: Some(48),
+                gates_shared: true,
                 weighing: Weighing::Softmax,
                 ..plain
             }),
@@ -58,6 +51,35 @@ fn each_architecture_with_experts_is_read() {
             tiny_gemma4_with_experts(),
             Some(ExpertsConfig {
                 beside_dense: true,
+                ..plain
+            }),
+        ),
+        (
+            tiny_model(Architecture::Ernie45Moe),
+            Some(ExpertsConfig {
+                shared_n_ff: Some(48),
+                has_choice_bias: true,
+                first_layer: 1,
+                ..plain
+            }),
+        ),
+        (
+            tiny_model(Architecture::Glm4Moe),
+            Some(ExpertsConfig {
+                shared_n_ff: Some(2 * 32),
+                weighing: Weighing::RenormalizedSigmoid,
+                scale: 2.5,
+                has_choice_bias: true,
+                first_layer: 1,
+                ..plain
+            }),
+        ),
+        (
+            tiny_model(Architecture::MiniMaxM2),
+            Some(ExpertsConfig {
+                n_ff: 96,
+                weighing: Weighing::RenormalizedSigmoid,
+                has_choice_bias: true,
                 ..plain
             }),
         ),
@@ -143,6 +165,101 @@ fn what_is_not_implemented_is_refused_by_key() {
     assert!(refusal(&shared).contains("so many shared experts"));
     let narrow = tiny_mixtral().meta("llama.expert_feed_forward_length", 32_u32);
     assert!(refusal(&narrow).contains("a width of experts"));
+}
+
+#[test]
+fn glm_has_options_in_its_keys_and_other_values_are_refused() {
+    let glm = || tiny_model(Architecture::Glm4Moe);
+    let with = |name: &str, value: Meta| glm().meta(&format!("glm4moe.{name}"), value);
+    let experts = |file: GgufBuilder| read(&file).unwrap().unwrap();
+    let apart = experts(with("expert_weights_norm", false.into()));
+    assert_eq!(apart.weighing, Weighing::Sigmoid);
+    let unsaid = experts(glm().without_meta("glm4moe.expert_weights_norm"));
+    assert_eq!(unsaid.weighing, Weighing::Sigmoid);
+    assert_eq!(experts(with("expert_weights_scale", 0.0.into())).scale, 1.0);
+    let plain = experts(glm().without_meta("glm4moe.leading_dense_block_count"));
+    assert!(plain.is_in(0));
+    let late = experts(with("leading_dense_block_count", 1_u32.into()));
+    assert_eq!([0, 1].map(|layer| late.is_in(layer)), [false, true]);
+    for (name, value, what) in [
+        ("expert_gating_func", 1_u32.into(), "other than sigmoid"),
+        ("expert_weights_scale", f32::NAN.into(), "NaN is no factor"),
+        ("expert_shared_count", 0_u32.into(), "must not be zero"),
+        (
+            "expert_shared_feed_forward_length",
+            32_u32.into(),
+            "2 shared experts of 32",
+        ),
+        (
+            "leading_dense_block_count",
+            2_u32.into(),
+            "2 of 2 layers leave none",
+        ),
+        ("interleave_moe_layer_step", 2_u32.into(), "some of the"),
+    ] {
+        let refused = refusal(&with(name, value));
+        assert!(
+            refused.contains(name) && refused.contains(what),
+            "{refused}"
+        );
+    }
+}
+
+#[test]
+fn minimax_and_ernie_refuse_routers_that_are_not_theirs() {
+    for (architecture, name, value, what) in [
+        (
+            Architecture::MiniMaxM2,
+            "expert_gating_func",
+            Meta::U32(1),
+            "other than sigmoid",
+        ),
+        (
+            Architecture::MiniMaxM2,
+            "expert_weights_norm",
+            false.into(),
+            "not renormalized",
+        ),
+        (
+            Architecture::MiniMaxM2,
+            "expert_weights_scale",
+            2.5.into(),
+            "a scale",
+        ),
+        (
+            Architecture::MiniMaxM2,
+            "expert_feed_forward_length",
+            32_u32.into(),
+            "a width of experts",
+        ),
+        (
+            Architecture::MiniMaxM2,
+            "leading_dense_block_count",
+            1_u32.into(),
+            "some of the",
+        ),
+        (
+            Architecture::Ernie45Moe,
+            "expert_gating_func",
+            2_u32.into(),
+            "other than softmax",
+        ),
+        (
+            Architecture::Ernie45Moe,
+            "interleave_moe_layer_step",
+            2_u32.into(),
+            "some of the",
+        ),
+    ] {
+        let key = format!("{}.{name}", architecture.name());
+        let refused = refusal(&tiny_model(architecture).meta(&key, value));
+        assert!(
+            refused.contains(&key) && refused.contains(what),
+            "{refused}"
+        );
+    }
+    let ernie = tiny_model(Architecture::Ernie45Moe).without_tensor("blk.1.exp_probs_b.bias");
+    assert!(!read(&ernie).unwrap().unwrap().has_choice_bias);
 }
 
 /// Keys that repeat the default are legal.

@@ -119,6 +119,11 @@ fn layers_that_predict_further_tokens_have_no_role_and_are_no_mistake() {
         .meta("qwen35.block_count", 5_u32)
         .meta("qwen35.nextn_predict_layers", 1_u32);
     let layers = |weights: &FileWeights<'_>| weights.layers.len();
+    let glm = tiny_model(Architecture::Glm4Moe)
+        .meta("glm4moe.block_count", 3_u32)
+        .meta("glm4moe.nextn_predict_layers", 1_u32);
+    let glm = tensor(glm, "blk.2.nextn.eh_proj.weight");
+    assert_eq!(load(&glm, layers).unwrap(), 2);
     let known = tensor(file.clone(), "blk.4.nextn.enorm.weight");
     assert_eq!(load(&known, layers).unwrap(), 4);
     let message = refusal(tensor(file, "blk.5.nextn.enorm.weight"));
@@ -161,12 +166,59 @@ fn experts_are_rows_of_one_tensor() {
                 assert_eq!(rows(&experts.unit), of_experts);
                 let shared = experts.shared.as_ref();
                 assert_eq!(shared.map(|shared| rows(&shared.unit)), of_shared);
-                let weigher = shared.map(|shared| shared.weigher.weight);
+                let weigher = shared.map(|shared| shared.weigher.expect("a gate").weight);
                 assert!(weigher.is_none_or(|it| (it.rows, it.cols) == (1, 64)));
             }
         })
         .unwrap();
     }
+}
+
+#[test]
+fn glm_has_a_dense_layer_then_experts_with_a_bias_and_an_ungated_shared_one() {
+    let file = || tiny_model(Architecture::Glm4Moe);
+    load(&file(), |weights| {
+        assert_eq!(rows(dense(&weights.layers[0])), [96, 96, 64]);
+        let FeedForward::Experts(experts) = &weights.layers[1].feed_forward else {
+            panic!("a dense part")
+        };
+        assert_eq!(experts.choice_bias.expect("a bias").cols, 6);
+        let shared = experts.shared.as_ref().expect("a shared expert");
+        assert!(shared.weigher.is_none());
+        assert_eq!(rows(&shared.unit), [64, 64, 64]);
+    })
+    .unwrap();
+    for name in ["blk.1.exp_probs_b.bias", "blk.1.ffn_up_shexp.weight"] {
+        let message = refusal(file().without_tensor(name));
+        assert_eq!(message, format!("tensor {name} is missing"));
+    }
+    let bias = file().tensor_f32("blk.0.exp_probs_b.bias", &[6], &[0.0; 6]);
+    assert!(refusal(bias).contains("blk.0.exp_probs_b.bias is not part"));
+    let gate = file().tensor_f32("blk.1.ffn_gate_inp_shexp.weight", &[64], &[0.0; 64]);
+    assert!(refusal(gate).contains("blk.1.ffn_gate_inp_shexp.weight is not part"));
+    // GLM-4.5-Air has no norms of queries and keys.
+    let norms = |weights: &FileWeights<'_>| {
+        let attention = attention(&weights.layers[0]);
+        (attention.q_norm.is_some(), attention.k_norm.is_some())
+    };
+    assert_eq!(load(&file(), norms).unwrap(), (true, true));
+    let without = file()
+        .without_tensor("blk.0.attn_q_norm.weight")
+        .without_tensor("blk.0.attn_k_norm.weight");
+    assert_eq!(load(&without, norms).unwrap(), (false, false));
+}
+
+#[test]
+fn minimax_has_norms_of_all_heads() {
+    let file = || tiny_model(Architecture::MiniMaxM2);
+    load(&file(), |weights| {
+        let attention = attention(&weights.layers[1]);
+        let norms = [attention.q_norm, attention.k_norm].map(|norm| norm.expect("a norm").cols);
+        assert_eq!(norms, [64, 32]);
+    })
+    .unwrap();
+    let of_head = file().tensor_f32("blk.1.attn_q_norm.weight", &[16], &[1.0; 16]);
+    assert!(refusal(of_head).contains("blk.1.attn_q_norm.weight: [16, 1, 1, 1]"));
 }
 
 #[test]

@@ -12,7 +12,7 @@ use crate::device::cuda::pack::pack;
 use crate::device::cuda::weights::Matrix;
 use crate::model::TensorView;
 use half::f16;
-use worker_orcd_kernels::reference::routing::route;
+use worker_orcd_kernels::reference::routing::{Router, route};
 use worker_orcd_kernels::synthetic::{Noise, random_rows};
 use worker_orcd_kernels::{Activation, Weighing};
 
@@ -124,13 +124,10 @@ impl<'a> Room<'a> {
 
 fn config(count: usize, used: usize, weighing: Weighing) -> ExpertsConfig {
     ExpertsConfig {
-        count,
-        used,
-        n_ff: 8,
         shared_n_ff: Some(8),
+        gates_shared: true,
         weighing,
-        has_biases: false,
-        beside_dense: false,
+        ..ExpertsConfig::plain(count, used, 8)
     }
 }
 
@@ -154,6 +151,9 @@ fn arguments(
         place_group: way.place_group() as i32,
         factor: 1.0,
         scales: DevicePtr::NULL,
+        choice_bias: DevicePtr::NULL,
+        scale: config.scale,
+        unused: 0,
     }
 }
 
@@ -197,6 +197,45 @@ fn assert_sorted(
     }
 }
 
+/// Rows, weights, and whether experts have a bias that chooses and weights a factor.
+const ROUTERS: [(usize, Weighing, bool); 12] = [
+    (1, Weighing::Renormalized, false),
+    (4, Weighing::Softmax, false),
+    (9, Weighing::Renormalized, false),
+    (256, Weighing::Softmax, false),
+    (1000, Weighing::Renormalized, false),
+    (1, Weighing::OfChosen, false),
+    (9, Weighing::OfChosen, false),
+    (1000, Weighing::OfChosen, false),
+    (1, Weighing::Sigmoid, false),
+    (9, Weighing::Sigmoid, true),
+    (9, Weighing::RenormalizedSigmoid, true),
+    (9, Weighing::Renormalized, true),
+];
+
+/// Experts and weights of a row are those of the reference.
+fn assert_chosen(chosen: &[(usize, f32)], expected: &[(usize, f32)], what: &str) {
+    for (chosen, expected) in chosen.iter().zip(expected) {
+        assert_eq!(chosen.0, expected.0, "{what}");
+        let apart = (chosen.1 - expected.1).abs();
+        // Subnormal numbers have few bits.
+        assert!(
+            apart <= 1e-5 * expected.1.max(f32::MIN_POSITIVE),
+            "{what}: {chosen:?} {expected:?}"
+        );
+    }
+}
+
+/// A row with a NaN has distinct experts, and weights that show it.
+fn assert_broken(chosen: &[(usize, f32)], count: usize, what: &str) {
+    let mut experts: Vec<_> = chosen.iter().map(|it| it.0).collect();
+    experts.sort_unstable();
+    experts.dedup();
+    assert_eq!(experts.len(), chosen.len(), "{what}");
+    assert!(experts.iter().all(|it| *it < count), "{what}");
+    assert!(chosen.iter().all(|it| it.1.is_nan()), "{what}");
+}
+
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn the_device_chooses_the_experts_of_the_reference_and_sorts_by_them() {
@@ -211,17 +250,17 @@ fn the_device_chooses_the_experts_of_the_reference_and_sorts_by_them() {
         (129, 40),
         (512, 10),
     ] {
-        for (rows, weighing) in [
-            (1, Weighing::Renormalized),
-            (4, Weighing::Softmax),
-            (9, Weighing::Renormalized),
-            (256, Weighing::Softmax),
-            (1000, Weighing::Renormalized),
-            (1, Weighing::OfChosen),
-            (9, Weighing::OfChosen),
-            (1000, Weighing::OfChosen),
-        ] {
-            let config = config(count, used, weighing);
+        for (rows, weighing, has_bias) in ROUTERS {
+            let config = ExpertsConfig {
+                scale: if has_bias { 2.5 } else { 1.0 },
+                ..config(count, used, weighing)
+            };
+            let bias: Vec<f32> = (0..count).map(|_| noise.value()).collect();
+            let router = Router {
+                weighing,
+                choice_bias: has_bias.then_some(&*bias),
+                scale: config.scale,
+            };
             let kernels =
                 Experts::load(&context, &module, config, [].into_iter()).expect("kernels");
             let mut logits: Vec<f32> = (0..rows * (count + 1))
@@ -241,7 +280,11 @@ fn the_device_chooses_the_experts_of_the_reference_and_sorts_by_them() {
                 let mut room = Room::new(&context);
                 let places = way.places(rows * used, count);
                 let (held, routing) = (room.hold(&logits), room.routing(rows * used, places));
-                let arguments = arguments(&config, held, routing, rows, way);
+                let held_bias = room.hold(&bias);
+                let arguments = RouteArgs {
+                    choice_bias: if has_bias { held_bias } else { DevicePtr::NULL },
+                    ..arguments(&config, held, routing, rows, way)
+                };
                 // Twice: a launch must leave a clean state for the next.
                 for _ in 0..2 {
                     // SAFETY: logits and room for every row.
@@ -251,25 +294,11 @@ fn the_device_chooses_the_experts_of_the_reference_and_sorts_by_them() {
                 for (row, chosen) in choices.chunks(used).enumerate() {
                     let what = format!("{used} of {count}, row {row} of {rows}, {way:?}");
                     if rows > 4 && row == 3 {
-                        let mut experts: Vec<_> = chosen.iter().map(|it| it.0).collect();
-                        experts.sort_unstable();
-                        experts.dedup();
-                        assert_eq!(experts.len(), used, "{what}");
-                        assert!(experts.iter().all(|it| *it < count), "{what}");
-                        assert!(chosen.iter().all(|it| it.1.is_nan()), "{what}");
+                        assert_broken(chosen, count, &what);
                         continue;
                     }
                     let of_row = &logits[row * (count + 1)..][..count];
-                    let expected = route(of_row, used, weighing);
-                    for (chosen, expected) in chosen.iter().zip(expected) {
-                        assert_eq!(chosen.0, expected.0, "{what}");
-                        let apart = (chosen.1 - expected.1).abs();
-                        // Subnormal numbers have few bits.
-                        assert!(
-                            apart <= 1e-5 * expected.1.max(f32::MIN_POSITIVE),
-                            "{what}: {chosen:?} {expected:?}"
-                        );
-                    }
+                    assert_chosen(chosen, &route(of_row, used, &router), &what);
                 }
                 assert_sorted(&room, &routing, (rows, used), (way, places));
             }
