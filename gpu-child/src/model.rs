@@ -21,11 +21,13 @@ pub mod gguf;
 pub mod gguf_builder;
 mod heads;
 mod layer;
+mod layer_inputs;
 mod model_facts;
 mod positions;
 mod rerank;
 mod rope;
 mod sampling_advice;
+mod shared_kv;
 mod suppressed_tokens;
 pub mod tiny_model;
 pub mod tokenizer_facts;
@@ -41,8 +43,8 @@ pub use gguf::{GgufError, GgufFile, Header, Runs, TensorView};
 pub use gguf_builder::{GgufBuilder, Meta};
 pub use heads::Heads;
 pub use layer::{
-    Attention, DeltaNet, DenseBeside, Experts, FeedForward, GatedUnit, Layer, Linear, Mapping,
-    Mixer, ModelWeights, SharedExpert,
+    Attention, DeltaNet, DenseBeside, Experts, FeedForward, GatedUnit, KvOrigin, Layer, LayerInput,
+    LayerInputs, Linear, Mapping, Mixer, ModelWeights, SharedExpert,
 };
 pub use model_facts::model_facts;
 pub use positions::{Positions, Temperature, Window};

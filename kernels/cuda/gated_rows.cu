@@ -1,5 +1,5 @@
 // Rows of norm.cuh that are multiplied by gates: outputs of attention by the sigmoid of theirs, and those of a delta net, after a
-// norm of each head, by SiLU of theirs. They take the place of scale_rows in norm.cu.
+// norm of each head, by SiLU of theirs. They take the place of scale_rows in norm.cu. And gates apart from their up.
 //
 // A lane has eight columns of a row, all of one head. The squares of a head are added as a lane's eight, then by a butterfly
 // over the head's lanes.
@@ -37,6 +37,20 @@ extern "C" __global__ void __launch_bounds__(MAX_ROW_THREADS) gate_bounded_rows(
             v.high.v[i] = times_sigmoid(v.high.v[i], gates.high.v[i]);
         }
         return v;
+    });
+}
+
+// Takes the place of glu_rows in norm.cu: `input` holds gate alone, and `gates` up, of one head of all columns.
+extern "C" __global__ void __launch_bounds__(MAX_ROW_THREADS) glu_apart_rows(const __grid_constant__ GatedRowsArgs a) {
+    scale_and_write<false>(a.rows, [&](const float* gate, int k) {
+        Eight g = eight(gate, k, a.rows.cols);
+        const Eight u = gates_of(a, k);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            g.low.v[i] = glu(a.rows.activation, g.low.v[i], u.low.v[i]);
+            g.high.v[i] = glu(a.rows.activation, g.high.v[i], u.high.v[i]);
+        }
+        return g;
     });
 }
 

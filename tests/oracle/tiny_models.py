@@ -122,6 +122,12 @@ class Variant:
     whole_head_dim: int | None = None
     # Its layers that see all have no matrix of values.
     values_are_keys: bool = False
+    # Of E2B and E4B: the last layers that have the keys and values of earlier ones, and wider feed-forward parts; the width of
+    # what each layer has of a token.
+    shared_kv_layers: int = 0
+    layer_input: int | None = None
+    # Of norms. With a large one a factor in front of a norm changes what is behind it.
+    epsilon: float = 1e-5
     # gpt-oss: sinks, biases everywhere, a window on every second layer, another name of a norm.
     gpt_oss: bool = False
     # Parts of a rotation by the place in an image, which are equal in a text.
@@ -166,6 +172,12 @@ class Variant:
 
     def has_values(self, layer):
         return not (self.values_are_keys and self.sees_all(layer))
+
+    def shares_kv(self, layer):
+        return layer >= self.layers - self.shared_kv_layers
+
+    def n_ff(self, layer):
+        return 2 * N_FF if self.shares_kv(layer) else N_FF
 
     def q_width(self, layer):
         return N_HEADS * self.heads(layer)[1]
@@ -258,6 +270,12 @@ EXTRA = [
         "gemma4-values", "gemma4",
         **GEMMA_4 | {"values_are_keys": False, "tied": False, "layers": 6, "window_rope_base": 77.0},
     ),
+    # The fourth and the fifth layer attend to what the second has, the sixth to what the third has.
+    Variant(
+        "gemma4-e2b", "gemma4",
+        **GEMMA_4 | {"values_are_keys": False, "layers": 6, "tokens": 45},
+        shared_kv_layers=3, layer_input=256, epsilon=0.05,
+    ),
     Variant("gemma4-large-heads", "gemma4", **GEMMA_4 | {"head_dim": 256, "whole_head_dim": 512, "tokens": 40}),
     Variant("mistral3-plain", "mistral3", head_dim=64, tied=True, rope_freqs=True),
     Variant("mistral3-yarn", "mistral3", head_dim=64, yarn_scale=8, temperature_scale=0.7),
@@ -337,6 +355,11 @@ def write(path, variant, type_name, seed, pooling=None, tensors_a_file=0, vocabu
         # Gemma multiplies its embedding by the root of the width.
         is_one = name == "token_embd.weight" and not variant.post_norms
         scale = 1.0 if is_one else shape[-1] ** -0.5
+        if name == "per_layer_token_embd.weight":
+            scale = variant.layer_input**-0.5
+        if name.endswith(".proj.weight"):
+            # A norm follows, and its epsilon counts.
+            scale *= 0.1
         if variant.gpt_oss and "ffn_down_exps" in name:
             scale *= GPT_OSS_DOWN
         values = rng.standard_normal(shape) * scale
@@ -355,14 +378,15 @@ def _hyperparameters(writer, variant, n_vocab, context):
     writer.add_context_length(context)
     writer.add_embedding_length(N_EMBD)
     writer.add_block_count(variant.layers)
-    writer.add_feed_forward_length(N_FF)
+    widths = [variant.n_ff(layer) for layer in range(variant.layers)]
+    writer.add_feed_forward_length(widths if variant.shared_kv_layers else N_FF)
     writer.add_head_count(N_HEADS)
     kv_heads = [variant.heads(layer)[0] for layer in range(variant.layers)]
     writer.add_head_count_kv(kv_heads if variant.is_gemma4 else N_KV_HEADS)
     head_dim = variant.whole_head_dim or variant.head_dim
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_layer_norm_rms_eps(variant.epsilon)
     writer.add_rope_freq_base(variant.rope_base)
     writer.add_rope_dimension_count(variant.rope_dims or head_dim)
     writer.add_vocab_size(n_vocab)
@@ -412,8 +436,8 @@ def _hyperparameters(writer, variant, n_vocab, context):
         writer.add_key_length_swa(variant.head_dim)
         writer.add_value_length_swa(variant.head_dim)
         writer.add_rope_dimension_count_swa(variant.head_dim)
-        writer.add_shared_kv_layers(0)
-        writer.add_embedding_length_per_layer_input(0)
+        writer.add_shared_kv_layers(variant.shared_kv_layers)
+        writer.add_embedding_length_per_layer_input(variant.layer_input or 0)
         writer.add_final_logit_softcapping(LOGIT_CAP)
     elif variant.window_period:
         writer.add_sliding_window_pattern(variant.window_period)
@@ -429,8 +453,14 @@ def _matrices(variant, n_vocab):
     yield "token_embd.weight", (n_vocab, N_EMBD)
     if not variant.tied:
         yield "output.weight", (n_vocab, N_EMBD)
+    if variant.layer_input:
+        yield "per_layer_token_embd.weight", (n_vocab, variant.layers * variant.layer_input)
+        yield "per_layer_model_proj.weight", (variant.layers * variant.layer_input, N_EMBD)
     for layer in range(variant.layers):
         block = f"blk.{layer}."
+        if variant.layer_input:
+            yield block + "inp_gate.weight", (variant.layer_input, N_EMBD)
+            yield block + "proj.weight", (N_EMBD, variant.layer_input)
         if variant.has_delta_net(layer):
             yield block + "attn_qkv.weight", (DELTA_CHANNELS, N_EMBD)
             yield block + "attn_gate.weight", (DELTA_VALUES, N_EMBD)
@@ -445,17 +475,18 @@ def _matrices(variant, n_vocab):
             yield block + "ffn_up.weight", (2 * N_FF, N_EMBD)
         else:
             yield block + "attn_q.weight", ((2 if variant.attention_every else 1) * variant.q_width(layer), N_EMBD)
-            yield block + "attn_k.weight", (variant.kv_width(layer), N_EMBD)
-            if variant.has_values(layer):
-                yield block + "attn_v.weight", (variant.kv_width(layer), N_EMBD)
+            if not variant.shares_kv(layer):
+                yield block + "attn_k.weight", (variant.kv_width(layer), N_EMBD)
+                if variant.has_values(layer):
+                    yield block + "attn_v.weight", (variant.kv_width(layer), N_EMBD)
         has_dense = not variant.has_experts(layer) or variant.is_gemma4
         if not variant.fused and has_dense:
-            yield block + "ffn_gate.weight", (N_FF, N_EMBD)
-            yield block + "ffn_up.weight", (N_FF, N_EMBD)
+            yield block + "ffn_gate.weight", (variant.n_ff(layer), N_EMBD)
+            yield block + "ffn_up.weight", (variant.n_ff(layer), N_EMBD)
         if not variant.has_delta_net(layer):
             yield block + "attn_output.weight", (N_EMBD, variant.q_width(layer))
         if has_dense:
-            yield block + "ffn_down.weight", (N_EMBD, N_FF)
+            yield block + "ffn_down.weight", (N_EMBD, variant.n_ff(layer))
         if not variant.has_experts(layer):
             continue
         if variant.is_gemma4:
@@ -476,6 +507,8 @@ def _vectors(variant, rng):
         return 1.0 + 0.2 * rng.standard_normal(width)
 
     yield "output_norm.weight", norm(N_EMBD)
+    if variant.layer_input:
+        yield "per_layer_proj_norm.weight", norm(variant.layer_input)
     for layer in range(variant.layers):
         block = f"blk.{layer}."
         yield block + "attn_norm.weight", norm(N_EMBD)
@@ -499,12 +532,15 @@ def _vectors(variant, rng):
             scale = head_dim**-0.5 if variant.is_gemma4 else 1.0
             is_joint = variant.joint_norms
             yield block + "attn_q_norm.weight", scale * norm(variant.q_width(layer) if is_joint else head_dim)
-            yield block + "attn_k_norm.weight", norm(variant.kv_width(layer) if is_joint else head_dim)
+            if not variant.shares_kv(layer):
+                yield block + "attn_k_norm.weight", norm(variant.kv_width(layer) if is_joint else head_dim)
         if variant.post_norms:
             yield block + "post_attention_norm.weight", norm(N_EMBD)
             yield block + "post_ffw_norm.weight", norm(N_EMBD)
         if variant.is_gemma4:
             yield block + "layer_output_scale.weight", norm(1)
+            if variant.layer_input:
+                yield block + "post_norm.weight", norm(N_EMBD)
             if variant.experts_used:
                 for name in ("post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2"):
                     yield f"{block}{name}.weight", norm(N_EMBD)

@@ -33,6 +33,7 @@ pub fn config(shape: &str) -> Result<ModelConfig, String> {
         n_embd,
         experts: None,
         n_ff,
+        ff_widths: None,
         n_heads,
         n_kv_heads,
         head_dim,
@@ -58,6 +59,8 @@ pub fn config(shape: &str) -> Result<ModelConfig, String> {
         near_heads: None,
         normalizes_values: false,
         logit_cap: None,
+        shared_kv_layers: 0,
+        layer_input: None,
     };
     Ok(match shape {
         "30b-a3b" => ModelConfig {

@@ -59,6 +59,7 @@ mod kernels;
 mod kv;
 mod kv_custody;
 mod launch;
+mod layer_inputs;
 mod load;
 mod mapping;
 mod matmul;

@@ -1,6 +1,8 @@
 use super::*;
 use crate::model::gguf::parse;
-use crate::model::tiny_model::{N_EMBD, tiny_gemma4_with_experts, tiny_mixtral, tiny_model};
+use crate::model::tiny_model::{
+    N_EMBD, tiny_gemma4_e2b, tiny_gemma4_with_experts, tiny_mixtral, tiny_model,
+};
 use crate::model::{Architecture, GgufBuilder, Meta};
 use std::fs;
 use worker_orcd_ipc::{DeviceSelector, KvReaders, Role, Speculation};
@@ -42,9 +44,12 @@ fn identity_of(bytes: &[u8]) -> ModelIdentity {
 /// One of every kind.
 fn files() -> Vec<GgufBuilder> {
     let files = Architecture::ALL.into_iter().map(tiny_model);
-    files
-        .chain([tiny_mixtral(), tiny_gemma4_with_experts()])
-        .collect()
+    let more = [
+        tiny_mixtral(),
+        tiny_gemma4_with_experts(),
+        tiny_gemma4_e2b(),
+    ];
+    files.chain(more).collect()
 }
 
 /// Includes tensors of experts: bytes of the file, and the number of tensors of each type.

@@ -66,6 +66,12 @@ pub(super) struct Conventions {
     pub(super) scales_output: bool,
     /// Logits may have a [soft cap](super::ModelConfig::logit_cap).
     pub(super) caps_logits: bool,
+    /// The last layers may attend to [keys and values of earlier ones](super::ModelConfig::kv_layer).
+    pub(super) shares_kv: bool,
+    /// Layers may have [inputs by token](super::LayerInputs).
+    pub(super) has_layer_inputs: bool,
+    /// Dense feed-forward parts may [differ in width](super::ModelConfig::ff_widths).
+    pub(super) has_ff_widths: bool,
     /// The file may have a classification head, with llama.cpp's softmax.
     pub(super) has_rank_head: bool,
     /// Activation of the feed-forward part.
@@ -100,6 +106,9 @@ const PLAIN: Conventions = Conventions {
     normalizes_values: false,
     scales_output: false,
     caps_logits: false,
+    shares_kv: false,
+    has_layer_inputs: false,
+    has_ff_widths: false,
     has_rank_head: false,
     activation: Activation::Silu,
     experts: Experts::None,
@@ -172,6 +181,9 @@ const GEMMA_4: Conventions = Conventions {
     normalizes_values: true,
     scales_output: true,
     caps_logits: true,
+    shares_kv: true,
+    has_layer_inputs: true,
+    has_ff_widths: true,
     experts: Experts::BesideDense,
     ..GEMMA_3
 };

@@ -78,9 +78,9 @@ pub const SERVED: &[Served] = &[
     Served {
         architecture: Architecture::Gemma4,
         with_key: None,
-        models: "Gemma 4 12B and 31B, text: windows in five of six layers, with heads of another size; not E2B and E4B",
+        models: "Gemma 4 E2B, E4B, 12B and 31B, text: windows in most layers, with heads of another size; in E2B and E4B layers that share keys and values, and inputs of each layer by token",
         on_cuda: true,
-        held_by: &["gemma4", "gemma4-values"],
+        held_by: &["gemma4", "gemma4-values", "gemma4-e2b"],
     },
     Served {
         architecture: Architecture::Gemma4,

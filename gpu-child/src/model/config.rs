@@ -11,7 +11,7 @@ use super::experts::ExpertsConfig;
 use super::gguf::{GgufError, Header, Value};
 use super::heads::{self, Heads};
 use super::positions::{Positions, WindowedLayers};
-use super::rope;
+use super::{layer_inputs, rope, shared_kv};
 use worker_orcd_kernels::Activation;
 use worker_orcd_kernels::reference::rope::Rope;
 
@@ -23,8 +23,11 @@ pub struct ModelConfig {
     /// Layers behind them that predict further tokens (MTP). They are not loaded.
     pub n_mtp_layers: usize,
     pub n_embd: usize,
-    /// Width of a dense feed-forward part. Files with experts have the key too, but mostly no such part.
+    /// Width of a dense feed-forward part: the largest, if layers differ. Files with experts have the key too, but mostly no
+    /// such part.
     pub n_ff: usize,
+    /// Widths of the dense feed-forward parts of all layers, if they differ.
+    pub ff_widths: Option<Vec<usize>>,
     /// `None`: the feed-forward part is dense in all layers.
     pub experts: Option<ExpertsConfig>,
     pub n_heads: usize,
@@ -58,6 +61,10 @@ pub struct ModelConfig {
     pub gates_attention: bool,
     /// Layers with a delta net in place of attention. `None`: all layers have attention.
     pub delta_net: Option<DeltaNetConfig>,
+    /// The last layers without keys and values of their own: [`kv_layer`](Self::kv_layer).
+    pub shared_kv_layers: usize,
+    /// Width of the [inputs by token](super::LayerInputs) of each layer, if layers have them.
+    pub layer_input: Option<usize>,
 }
 
 impl ModelConfig {
@@ -83,6 +90,31 @@ impl ModelConfig {
     pub fn heads_of(&self, layer: usize) -> Heads {
         let heads = self.heads().nth(self.heads_place(layer));
         heads.expect("heads of the layer's kind")
+    }
+
+    /// Layers in front of those that share keys and values.
+    #[must_use]
+    pub fn kv_layers(&self) -> usize {
+        self.n_layers - self.shared_kv_layers
+    }
+
+    /// The layer with the keys and values that this layer attends to: itself, or the last of its kind that has its own. As in
+    /// llama.cpp, that is the last of all layers with full attention, and the one before it with a window.
+    #[must_use]
+    pub fn kv_layer(&self, layer: usize) -> usize {
+        let own = self.kv_layers();
+        match self.positions.window_of(layer) {
+            _ if layer < own => layer,
+            None => own - 1,
+            Some(_) => own - 2,
+        }
+    }
+
+    /// Width of the dense feed-forward part of a layer.
+    #[must_use]
+    pub fn n_ff_of(&self, layer: usize) -> usize {
+        let widths = self.ff_widths.as_ref();
+        widths.map_or(self.n_ff, |widths| widths[layer])
     }
 
     /// Width of the projection of queries of this width, and of their gates if there are any.
@@ -149,7 +181,7 @@ impl ModelConfig {
                 ModelError::bad_value(keys.key(MTP_LAYERS), message)
             })?;
         let n_embd = keys.positive("embedding_length")?;
-        let n_ff = keys.positive("feed_forward_length")?;
+        let (n_ff, ff_widths) = keys.feed_forward(n_layers)?;
         let context_length = keys.positive("context_length")?;
         let windows = WindowedLayers::read(&keys, n_layers)?;
         let heads = heads::read(&keys, n_embd, n_layers, &windows)?;
@@ -166,6 +198,7 @@ impl ModelConfig {
             n_mtp_layers,
             n_embd,
             n_ff,
+            ff_widths,
             experts: experts::read(&keys, n_ff, n_layers)?,
             n_heads,
             n_kv_heads,
@@ -188,6 +221,8 @@ impl ModelConfig {
             has_sinks: keys.architecture.conventions().has_sinks,
             gates_attention: keys.architecture.conventions().gates_attention,
             delta_net: delta_net::read(&keys, n_layers)?,
+            shared_kv_layers: shared_kv::read(&keys, n_layers, &windows)?,
+            layer_input: layer_inputs::read(&keys)?,
         })
     }
 }
@@ -251,20 +286,6 @@ impl<'h, 'a> Keys<'h, 'a> {
                 return Err(ModelError::unsupported(key, feature));
             }
         }
-        for (name, feature) in [
-            (
-                "attention.shared_kv_layers",
-                "layers with the keys and values of earlier ones (Gemma 4 E2B and E4B)",
-            ),
-            (
-                "embedding_length_per_layer_input",
-                "embeddings for each layer (Gemma 4 E2B and E4B)",
-            ),
-        ] {
-            if self.count(name)? > 0 {
-                return Err(ModelError::unsupported(self.key(name), feature));
-            }
-        }
         let causal = self.key("attention.causal");
         if self.header.bool(&causal)? == Some(false) {
             return Err(ModelError::unsupported(
@@ -306,6 +327,31 @@ impl<'h, 'a> Keys<'h, 'a> {
             Some(0) => Err(ModelError::bad_value(key, "must not be zero")),
             value => Ok(value.map(|value| value as usize)),
         }
+    }
+
+    /// Width of the dense feed-forward parts, the largest if they differ; then those of all layers.
+    fn feed_forward(&self, n_layers: usize) -> Result<(usize, Option<Vec<usize>>), ModelError> {
+        const NAME: &str = "feed_forward_length";
+        let key = self.key(NAME);
+        let array = match self.header.get(&key) {
+            Some(Value::Array(array)) if self.architecture.conventions().has_ff_widths => array,
+            _ => return Ok((self.positive(NAME)?, None)),
+        };
+        if array.len != n_layers {
+            let message = format!("{} entries for {n_layers} layers", array.len);
+            return Err(ModelError::bad_value(key, message));
+        }
+        let width = |value: Value<'_>| {
+            let width = value.as_u64().and_then(|width| u32::try_from(width).ok());
+            let width = width.filter(|width| *width > 0);
+            width
+                .map(|width| width as usize)
+                .ok_or_else(|| ModelError::bad_value(&key, "must be positive numbers"))
+        };
+        let widths: Vec<usize> = array.values().map(width).collect::<Result<_, _>>()?;
+        let largest = widths.iter().max().copied().unwrap_or_default();
+        let differ = widths.iter().any(|width| *width != largest);
+        Ok((largest, differ.then_some(widths)))
     }
 
     fn attention_scale(&self, [n_layers, n_embd, n_heads, head_dim]: [usize; 4]) -> f64 {

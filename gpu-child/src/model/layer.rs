@@ -23,6 +23,8 @@ pub struct Layer<M, V> {
     pub feed_forward: FeedForward<M, V>,
     /// Norm of the feed-forward part's output.
     pub ffn_post_norm: Option<V>,
+    /// Part for the layer's input by token, behind the feed-forward part.
+    pub input: Option<LayerInput<M, V>>,
     /// Factor of the residual stream behind the layer, `[1]`.
     pub output_scale: Option<V>,
 }
@@ -37,10 +39,10 @@ pub enum Mixer<M, V> {
 #[derive(Debug, Clone, Copy)]
 pub struct Attention<M, V> {
     /// Queries, keys and values. A file may keep them in one tensor: then each is a row range of it. With
-    /// [gates](super::ModelConfig::gates_attention), the first one has the queries of each head, then its gates.
+    /// [gates](super::ModelConfig::gates_attention), the first one has the queries of each head, then its gates. In place of
+    /// one that is missing is the one in front of it.
     pub qkv: [Linear<M, V>; 3],
-    /// There is no matrix of values: the third one is the second, whose products are the values too.
-    pub keys_are_values: bool,
+    pub kv: KvOrigin,
     /// RMS norms before RoPE: over each head, `[head_dim]`, or with [joint ones](super::ModelConfig::has_joint_norms) over all
     /// heads of a row.
     pub q_norm: Option<V>,
@@ -48,6 +50,17 @@ pub struct Attention<M, V> {
     /// Attention sink of each head: a score in its softmax without a value, `[n_heads]`.
     pub sinks: Option<V>,
     pub output: Linear<M, V>,
+}
+
+/// Origin of the keys and values of a layer with attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvOrigin {
+    /// A matrix of keys, and one of values.
+    Projected,
+    /// A matrix of keys: its products are the values too, before their norm and rotation.
+    KeysAreValues,
+    /// No matrix: keys and values are those of an [earlier layer](super::ModelConfig::kv_layer).
+    Earlier,
 }
 
 /// A gated delta net (arXiv:2412.06464), as Qwen3-Next has it: [`DeltaNetConfig`](super::DeltaNetConfig).
@@ -129,10 +142,42 @@ pub struct DenseBeside<M, V> {
     pub router_scale: V,
 }
 
+/// Inputs by token of all layers (Gemma 4 E2B and E4B), each `width` values, `layers * width` together. `x` is the token's
+/// embedding, with the model's scale, and the norm is over each layer's part:
+///
+/// ```text
+/// (norm(projection(x) / sqrt(n_embd)) + table[token] * sqrt(width)) / sqrt(2)
+/// ```
+#[derive(Debug, Clone, Copy)]
+pub struct LayerInputs<M, V> {
+    /// `[vocab, layers * width]`.
+    pub table: M,
+    /// `[layers * width, n_embd]`.
+    pub projection: Linear<M, V>,
+    /// `[width]`.
+    pub norm: V,
+}
+
+/// Part of a layer behind its feed-forward part, which adds to the residual stream `x`:
+///
+/// ```text
+/// post_norm(output(activation(gate(x)) * input))
+/// ```
+#[derive(Debug, Clone, Copy)]
+pub struct LayerInput<M, V> {
+    /// `[width, n_embd]`.
+    pub gate: Linear<M, V>,
+    /// `[n_embd, width]`.
+    pub output: Linear<M, V>,
+    /// `[n_embd]`.
+    pub post_norm: V,
+}
+
 #[derive(Debug, Clone)]
 pub struct ModelWeights<M, V> {
     /// `[vocab, n_embd]`; `None` if the output matrix is the embedding table too.
     pub token_embd: Option<M>,
+    pub layer_inputs: Option<LayerInputs<M, V>>,
     pub layers: Vec<Layer<M, V>>,
     pub output_norm: V,
     /// `[vocab, n_embd]`.
@@ -175,11 +220,15 @@ impl<M, V> ModelWeights<M, V> {
     pub fn matrices(&self) -> impl Iterator<Item = &M> {
         let in_layers = self.layers.iter().flat_map(Layer::linears);
         let outside = [&self.output.weight].into_iter().chain(&self.token_embd);
-        outside.chain(in_layers.map(|linear| &linear.weight))
+        let of_inputs = self.layer_inputs.iter();
+        let of_inputs = of_inputs.flat_map(|it| [&it.table, &it.projection.weight]);
+        outside
+            .chain(of_inputs)
+            .chain(in_layers.map(|linear| &linear.weight))
     }
 
-    /// Maps all tensors, in one order for all devices, which is their order in an arena: output, embedding, layer by
-    /// layer, last norm; a bias comes before its matrix.
+    /// Maps all tensors, in one order for all devices, which is their order in an arena: output, embedding, inputs of layers,
+    /// layer by layer, last norm; a bias comes before its matrix.
     ///
     /// # Errors
     /// The first error of the mapping.
@@ -189,8 +238,11 @@ impl<M, V> ModelWeights<M, V> {
     ) -> Result<ModelWeights<T::Matrix, T::Vector>, T::Error> {
         let output = self.output.try_map(to)?;
         let token_embd = self.token_embd.as_ref().map(|table| to.matrix(table));
+        let token_embd = token_embd.transpose()?;
+        let layer_inputs = self.layer_inputs.as_ref().map(|inputs| inputs.try_map(to));
         Ok(ModelWeights {
-            token_embd: token_embd.transpose()?,
+            token_embd,
+            layer_inputs: layer_inputs.transpose()?,
             layers: self
                 .layers
                 .iter()
@@ -226,12 +278,14 @@ impl<M, V> Layer<M, V> {
             let weigher = shared.weigher.iter();
             weigher.chain(shared.unit.linears())
         });
+        let input = self.input.iter().flat_map(|it| [&it.gate, &it.output]);
         mixer
             .into_iter()
             .chain(router)
             .chain(unit.linears())
             .chain(shared)
             .chain(beside)
+            .chain(input)
     }
 
     fn try_map<T: Mapping<M, V>>(
@@ -248,6 +302,10 @@ impl<M, V> Layer<M, V> {
                 FeedForward::Experts(experts) => FeedForward::Experts(experts.try_map(to)?),
             },
             ffn_post_norm: to.optional(self.ffn_post_norm.as_ref())?,
+            input: match &self.input {
+                Some(input) => Some(input.try_map(to)?),
+                None => None,
+            },
             output_scale: to.optional(self.output_scale.as_ref())?,
         })
     }
@@ -257,11 +315,8 @@ impl<M, V> Mixer<M, V> {
     fn linears(&self) -> Vec<&Linear<M, V>> {
         match self {
             Self::Attention(attention) => {
-                let [q, k, v] = &attention.qkv;
-                match attention.keys_are_values {
-                    true => vec![q, k, &attention.output],
-                    false => vec![q, k, v, &attention.output],
-                }
+                let projected = attention.projections().iter();
+                projected.chain([&attention.output]).collect()
             }
             Self::DeltaNet(net) => {
                 let alpha = net.alpha.iter();
@@ -285,19 +340,35 @@ impl<M, V> Mixer<M, V> {
 }
 
 impl<M, V> Attention<M, V> {
+    /// Queries, then keys and values as far as they have matrices of their own.
+    #[must_use]
+    pub fn projections(&self) -> &[Linear<M, V>] {
+        let count = match self.kv {
+            KvOrigin::Projected => 3,
+            KvOrigin::KeysAreValues => 2,
+            KvOrigin::Earlier => 1,
+        };
+        &self.qkv[..count]
+    }
+
+    /// The layer has keys and values of its own.
+    #[must_use]
+    pub fn has_kv(&self) -> bool {
+        self.kv != KvOrigin::Earlier
+    }
+
     fn try_map<T: Mapping<M, V>>(
         &self,
         to: &mut T,
     ) -> Result<Attention<T::Matrix, T::Vector>, T::Error> {
-        let [q, k, v] = &self.qkv;
-        let (q, k) = (q.try_map(to)?, k.try_map(to)?);
-        let v = match self.keys_are_values {
-            true => k,
-            false => v.try_map(to)?,
-        };
+        let projections = self.projections().iter();
+        let projections: Vec<_> = projections
+            .map(|linear| linear.try_map(to))
+            .collect::<Result<_, _>>()?;
+        let last = projections.len() - 1;
         Ok(Attention {
-            qkv: [q, k, v],
-            keys_are_values: self.keys_are_values,
+            qkv: std::array::from_fn(|part| projections[part.min(last)]),
+            kv: self.kv,
             q_norm: to.optional(self.q_norm.as_ref())?,
             k_norm: to.optional(self.k_norm.as_ref())?,
             sinks: to.optional(self.sinks.as_ref())?,
@@ -321,6 +392,32 @@ impl<M, V> DeltaNet<M, V> {
             decay: to.vector(&self.decay)?,
             norm: to.vector(&self.norm)?,
             output: self.output.try_map(to)?,
+        })
+    }
+}
+
+impl<M, V> LayerInputs<M, V> {
+    fn try_map<T: Mapping<M, V>>(
+        &self,
+        to: &mut T,
+    ) -> Result<LayerInputs<T::Matrix, T::Vector>, T::Error> {
+        Ok(LayerInputs {
+            table: to.matrix(&self.table)?,
+            projection: self.projection.try_map(to)?,
+            norm: to.vector(&self.norm)?,
+        })
+    }
+}
+
+impl<M, V> LayerInput<M, V> {
+    fn try_map<T: Mapping<M, V>>(
+        &self,
+        to: &mut T,
+    ) -> Result<LayerInput<T::Matrix, T::Vector>, T::Error> {
+        Ok(LayerInput {
+            gate: self.gate.try_map(to)?,
+            output: self.output.try_map(to)?,
+            post_norm: to.vector(&self.post_norm)?,
         })
     }
 }

@@ -35,6 +35,11 @@ pub const WHOLE_KV_HEADS: u64 = 1;
 pub const WHOLE_HEAD_DIM: u64 = 32;
 /// The last of this many layers of Gemma 4 has full attention.
 pub const WHOLE_EVERY: u32 = 3;
+/// Of a file like Gemma 4 E2B: last layers, without keys and values of their own and with wider feed-forward parts; the width of
+/// these, and of each layer's input by token.
+pub const SHARED_KV_LAYERS: u32 = 3;
+pub const WIDE_FF: u64 = 2 * N_FF;
+pub const LAYER_INPUT: u64 = 24;
 /// Soft cap of the logits.
 pub const LOGIT_CAP: f32 = 30.0;
 /// Positions that a query sees in sliding-window layers.
@@ -73,6 +78,52 @@ pub fn tiny_mixtral() -> GgufBuilder {
 #[must_use]
 pub fn tiny_gemma4_with_experts() -> GgufBuilder {
     model(Architecture::Gemma4, Some(EXPERT_FF))
+}
+
+/// Variant of [`tiny_model`] for the architecture `gemma4`, with the features of E2B.
+#[must_use]
+pub fn tiny_gemma4_e2b() -> GgufBuilder {
+    let mut random = Random(0xe2b);
+    let layers = n_layers(Architecture::Gemma4);
+    let own = layers - SHARED_KV_LAYERS;
+    let shares = |layer: u32| layer >= own;
+    let n_ff = |layer| if shares(layer) { WIDE_FF } else { N_FF };
+    let widths = (0..layers).map(|layer| n_ff(layer) as i32).collect();
+    let all = u64::from(layers) * LAYER_INPUT;
+    let mut file = tiny_model(Architecture::Gemma4)
+        .meta("gemma4.attention.shared_kv_layers", SHARED_KV_LAYERS)
+        .meta("gemma4.feed_forward_length", Meta::I32s(widths))
+        .meta(
+            "gemma4.embedding_length_per_layer_input",
+            LAYER_INPUT as u32,
+        );
+    file = random.matrix(file, "per_layer_token_embd.weight", VOCAB, all);
+    file = random.matrix(file, "per_layer_model_proj.weight", all, N_EMBD);
+    file = random.norm(file, "per_layer_proj_norm.weight", LAYER_INPUT);
+    for layer in 0..layers {
+        let name = |tensor: &str| format!("blk.{layer}.{tensor}");
+        for (tensor, rows, cols) in [
+            ("inp_gate.weight", LAYER_INPUT, N_EMBD),
+            ("proj.weight", N_EMBD, LAYER_INPUT),
+        ] {
+            file = random.matrix(file, &name(tensor), rows, cols);
+        }
+        file = random.norm(file, &name("post_norm.weight"), N_EMBD);
+        if !shares(layer) {
+            continue;
+        }
+        for tensor in ["attn_k.weight", "attn_v.weight", "attn_k_norm.weight"] {
+            file = file.without_tensor(&name(tensor));
+        }
+        for (tensor, rows, cols) in [
+            ("ffn_gate.weight", WIDE_FF, N_EMBD),
+            ("ffn_up.weight", WIDE_FF, N_EMBD),
+            ("ffn_down.weight", N_EMBD, WIDE_FF),
+        ] {
+            file = random.matrix(file, &name(tensor), rows, cols);
+        }
+    }
+    file
 }
 
 /// Enough layers to include every kind of layer.

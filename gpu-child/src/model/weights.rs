@@ -11,8 +11,8 @@ use super::experts::ExpertsConfig;
 use super::gguf::{Header, TensorView};
 use super::heads::Heads;
 use super::layer::{
-    Attention, DeltaNet, DenseBeside, Experts, FeedForward, GatedUnit, Layer, Linear, Mixer,
-    ModelWeights, SharedExpert,
+    Attention, DeltaNet, DenseBeside, Experts, FeedForward, GatedUnit, KvOrigin, Layer, LayerInput,
+    LayerInputs, Linear, Mixer, ModelWeights, SharedExpert,
 };
 use super::{experts, rerank, rope};
 use std::collections::HashSet;
@@ -29,6 +29,8 @@ type FileAttention<'a> = Attention<TensorView<'a>, TensorView<'a>>;
 type FileDeltaNet<'a> = DeltaNet<TensorView<'a>, TensorView<'a>>;
 type FileExperts<'a> = Experts<TensorView<'a>, TensorView<'a>>;
 type FileDenseBeside<'a> = DenseBeside<TensorView<'a>, TensorView<'a>>;
+type FileLayerInputs<'a> = LayerInputs<TensorView<'a>, TensorView<'a>>;
+type FileLayerInput<'a> = LayerInput<TensorView<'a>, TensorView<'a>>;
 type FileUnit<'a> = GatedUnit<TensorView<'a>, TensorView<'a>>;
 type FileLayer<'a> = Layer<TensorView<'a>, TensorView<'a>>;
 
@@ -48,6 +50,7 @@ impl<'a> FileWeights<'a> {
         let output_norm = tensors.vector("output_norm.weight", n_embd)?;
         let output = tensors.optional_matrix("output.weight", vocab, n_embd)?;
         let bias = tensors.optional_vector("output.bias", vocab)?;
+        let layer_inputs = tensors.layer_inputs(config)?;
         let mut layers = Vec::new();
         for index in 0..config.n_layers {
             layers.push(
@@ -67,6 +70,7 @@ impl<'a> FileWeights<'a> {
         tensors.refuse_unused(config)?;
         Ok(Self {
             token_embd: output.map(|_| token_embd),
+            layer_inputs,
             layers,
             output_norm,
             output: Linear {
@@ -103,6 +107,10 @@ impl<'a> LayerReader<'_, '_, 'a> {
                 Some(experts) => FeedForward::Experts(self.experts(experts)?),
             },
             ffn_post_norm: self.post_norm("post_ffw_norm.weight")?,
+            input: match config.layer_input {
+                Some(width) => Some(self.input(width)?),
+                None => None,
+            },
             output_scale: match self.conventions.scales_output {
                 true => self.optional_vector("layer_output_scale.weight", 1)?,
                 false => None,
@@ -113,8 +121,8 @@ impl<'a> LayerReader<'_, '_, 'a> {
     fn attention(&mut self) -> Result<FileAttention<'a>, ModelError> {
         let config = self.config;
         let heads = config.heads_of(self.index);
-        let (qkv, keys_are_values) = self.qkv(heads)?;
-        let [q_norm, k_norm] = self.qk_norms(heads)?;
+        let (qkv, kv) = self.qkv(heads)?;
+        let [q_norm, k_norm] = self.qk_norms(heads, kv)?;
         let sinks = self.conventions.has_sinks;
         let sinks = sinks.then(|| self.vector("attn_sinks.weight", config.n_heads));
         let output = self.linear("attn_output", config.n_embd, heads.width())?;
@@ -123,7 +131,7 @@ impl<'a> LayerReader<'_, '_, 'a> {
         }
         Ok(Attention {
             qkv,
-            keys_are_values,
+            kv,
             q_norm,
             k_norm,
             sinks: sinks.transpose()?,
@@ -165,8 +173,8 @@ impl<'a> LayerReader<'_, '_, 'a> {
         })
     }
 
-    /// Queries, keys and values; and whether the matrix of keys is that of values.
-    fn qkv(&mut self, heads: Heads) -> Result<([FileLinear<'a>; 3], bool), ModelError> {
+    /// Queries, keys and values.
+    fn qkv(&mut self, heads: Heads) -> Result<([FileLinear<'a>; 3], KvOrigin), ModelError> {
         let config = self.config;
         let q_dim = config.queries_width_of(heads.width());
         let kv_dim = heads.kv_width();
@@ -177,12 +185,16 @@ impl<'a> LayerReader<'_, '_, 'a> {
                 slice(fused, q_dim, kv_dim),
                 slice(fused, q_dim + kv_dim, kv_dim),
             ];
-            return Ok((qkv, false));
+            return Ok((qkv, KvOrigin::Projected));
         }
         let q = self.linear("attn_q", q_dim, config.n_embd)?;
+        if self.index >= config.kv_layers() {
+            self.leave_kv(heads)?;
+            return Ok(([q; 3], KvOrigin::Earlier));
+        }
         let k = self.linear("attn_k", kv_dim, config.n_embd)?;
         if self.conventions.normalizes_values && !self.has("attn_v.weight") {
-            return Ok(([q, k, k], true));
+            return Ok(([q, k, k], KvOrigin::KeysAreValues));
         }
         let qkv = [q, k, self.linear("attn_v", kv_dim, config.n_embd)?];
         // A model trained with these biases produces garbage without them.
@@ -194,7 +206,29 @@ impl<'a> LayerReader<'_, '_, 'a> {
                 self.require(linear.bias, name)?;
             }
         }
-        Ok((qkv, false))
+        Ok((qkv, KvOrigin::Projected))
+    }
+
+    /// A layer with keys and values of an earlier one may have tensors for its own in spite of that: the original weights have
+    /// them. They are not loaded.
+    fn leave_kv(&mut self, heads: Heads) -> Result<(), ModelError> {
+        let [k, v, norm] =
+            ["attn_k.weight", "attn_v.weight", "attn_k_norm.weight"].map(|name| self.name(name));
+        for name in [k, v] {
+            self.tensors
+                .optional_matrix(&name, heads.kv_width(), self.config.n_embd)?;
+        }
+        self.tensors.optional_vector(&norm, heads.dim)?;
+        Ok(())
+    }
+
+    fn input(&mut self, width: usize) -> Result<FileLayerInput<'a>, ModelError> {
+        let n_embd = self.config.n_embd;
+        Ok(LayerInput {
+            gate: self.linear("inp_gate", width, n_embd)?,
+            output: self.linear("proj", n_embd, width)?,
+            post_norm: self.vector("post_norm.weight", n_embd)?,
+        })
     }
 
     fn require(&self, tensor: Option<TensorView<'a>>, name: &str) -> Result<(), ModelError> {
@@ -202,7 +236,11 @@ impl<'a> LayerReader<'_, '_, 'a> {
         tensor.map(drop).ok_or_else(missing)
     }
 
-    fn qk_norms(&mut self, heads: Heads) -> Result<[Option<TensorView<'a>>; 2], ModelError> {
+    fn qk_norms(
+        &mut self,
+        heads: Heads,
+        kv: KvOrigin,
+    ) -> Result<[Option<TensorView<'a>>; 2], ModelError> {
         let [q, k] = ["attn_q_norm.weight", "attn_k_norm.weight"];
         let (of_q, of_k) = match self.conventions.qk_norms {
             QkNorms::None => return Ok([None; 2]),
@@ -213,7 +251,12 @@ impl<'a> LayerReader<'_, '_, 'a> {
             QkNorms::OfHeads => (heads.dim, heads.dim),
             QkNorms::Joint => (heads.width(), heads.kv_width()),
         };
-        Ok([Some(self.vector(q, of_q)?), Some(self.vector(k, of_k)?)])
+        let q_norm = self.vector(q, of_q)?;
+        let k_norm = match kv {
+            KvOrigin::Earlier => None,
+            KvOrigin::Projected | KvOrigin::KeysAreValues => Some(self.vector(k, of_k)?),
+        };
+        Ok([Some(q_norm), k_norm])
     }
 
     fn post_norm(&mut self, tensor: &str) -> Result<Option<TensorView<'a>>, ModelError> {
@@ -224,7 +267,7 @@ impl<'a> LayerReader<'_, '_, 'a> {
     }
 
     fn dense(&mut self) -> Result<FileUnit<'a>, ModelError> {
-        let (n_ff, n_embd) = (self.config.n_ff, self.config.n_embd);
+        let (n_ff, n_embd) = (self.config.n_ff_of(self.index), self.config.n_embd);
         let gate_up = if self.conventions.is_fused {
             let fused = self.linear("ffn_up", 2 * n_ff, n_embd)?;
             [slice(fused, 0, n_ff), slice(fused, n_ff, n_ff)]
@@ -420,6 +463,24 @@ struct Tensors<'h, 'a> {
 }
 
 impl<'a> Tensors<'_, 'a> {
+    fn layer_inputs(
+        &mut self,
+        config: &ModelConfig,
+    ) -> Result<Option<FileLayerInputs<'a>>, ModelError> {
+        let Some(width) = config.layer_input else {
+            return Ok(None);
+        };
+        let (vocab, all) = (config.vocab_size, config.n_layers * width);
+        Ok(Some(LayerInputs {
+            table: self.matrix("per_layer_token_embd.weight", vocab, all)?,
+            projection: Linear {
+                weight: self.matrix("per_layer_model_proj.weight", all, config.n_embd)?,
+                bias: None,
+            },
+            norm: self.vector("per_layer_proj_norm.weight", width)?,
+        }))
+    }
+
     fn matrix(
         &mut self,
         name: &str,

@@ -3,10 +3,10 @@
 
 use crate::support::laws::{self, assert_same};
 use crate::support::{
-    MIXED, MIXED_SMALL, Model, alone, config, config_like_gemma4, config_like_gemma4_with_experts,
-    config_like_glm, config_of_delta_nets, config_of_experts, config_of_gpt_oss,
-    config_with_joint_norms, config_with_temperature, config_with_windows,
-    config_without_rotations, options, tokens,
+    MIXED, MIXED_SMALL, Model, alone, config, config_like_gemma4_e2b,
+    config_like_gemma4_e2b_of_four_layers, config_like_gemma4_with_experts, config_like_glm,
+    config_of_delta_nets, config_of_experts, config_of_gpt_oss, config_with_joint_norms,
+    config_with_temperature, config_with_windows, config_without_rotations, options, tokens,
 };
 use worker_orcd_gpu::device::Executor;
 use worker_orcd_gpu::device::cpu::{CpuExecutor, Device};
@@ -19,7 +19,7 @@ use worker_orcd_kernels::cpu::Isa;
 const LONG: usize = 300;
 
 /// One of each kind of layer.
-fn models() -> [Model; 6] {
+fn models() -> [Model; 7] {
     let random = |config| Model::random(config, MIXED);
     [
         random(config(None)),
@@ -28,6 +28,7 @@ fn models() -> [Model; 6] {
         random(config_of_delta_nets()),
         Model::like_gemma(MIXED),
         Model::like_gemma4(config_like_gemma4_with_experts(), MIXED),
+        Model::like_gemma4(config_like_gemma4_e2b_of_four_layers(), MIXED),
     ]
 }
 
@@ -50,7 +51,7 @@ fn neither_chunks_nor_threads_change_a_bit() {
     let models = models.map(|(config, types)| Model::random(config, types));
     let like_gemma = [
         Model::like_gemma(MIXED),
-        Model::like_gemma4(config_like_gemma4(), MIXED),
+        Model::like_gemma4(config_like_gemma4_e2b_of_four_layers(), MIXED),
         Model::like_gemma4(config_like_gemma4_with_experts(), MIXED_SMALL),
     ];
     for (index, model) in models.chain(like_gemma).enumerate() {
@@ -135,7 +136,7 @@ fn pages_behind_windows_do_not_change_a_bit() {
     let models = models.map(|config| Model::random(config, MIXED_SMALL));
     let like_gemma = [
         Model::like_gemma(MIXED),
-        Model::like_gemma4(config_like_gemma4(), MIXED),
+        Model::like_gemma4(config_like_gemma4_e2b(), MIXED_SMALL),
     ];
     for model in models.into_iter().chain(like_gemma) {
         for chunk in [1, 10, 64] {

@@ -1,8 +1,8 @@
 //! Pages taken over from another process, which may still be alive: the same bits, or none.
 
 use crate::support::{
-    MIXED, Model, config, config_like_gemma4, config_of_delta_nets, config_with_windows, copies_of,
-    kv_shape, options, page_table, pages, parts_of, run, tokens,
+    MIXED, Model, config, config_like_gemma4_e2b_of_four_layers, config_of_delta_nets,
+    config_with_windows, copies_of, kv_shape, options, page_table, pages, parts_of, run, tokens,
 };
 use std::os::fd::OwnedFd;
 use worker_orcd_gpu::device::cpu::{CpuExecutor, Device};
@@ -62,7 +62,7 @@ fn adopted_pages_compute_the_same_bits_and_changed_ones_are_refused() {
         config_of_delta_nets(),
     ];
     let models = models.map(|config| Model::random(config, MIXED));
-    let like_gemma4 = Model::like_gemma4(config_like_gemma4(), MIXED);
+    let like_gemma4 = Model::like_gemma4(config_like_gemma4_e2b_of_four_layers(), MIXED);
     for model in models.into_iter().chain([like_gemma4]) {
         let tokens = tokens(120, 4);
         let mut first = sharing(&model, KV_BYTES);

@@ -3,9 +3,10 @@
 
 use crate::support::forward::forward;
 use crate::support::{
-    Model, alone, config, config_like_gemma4, config_like_gemma4_with_experts, config_like_glm,
-    config_of_delta_nets, config_of_experts, config_of_gpt_oss, config_with_joint_norms,
-    config_with_temperature, config_with_windows, config_without_rotations, tokens,
+    Model, alone, config, config_like_gemma4, config_like_gemma4_e2b,
+    config_like_gemma4_with_experts, config_like_glm, config_of_delta_nets, config_of_experts,
+    config_of_gpt_oss, config_with_joint_norms, config_with_temperature, config_with_windows,
+    config_without_rotations, tokens,
 };
 use worker_orcd_gpu::model::ModelConfig;
 use worker_orcd_kernels::reference::delta_net::HeadOrder;
@@ -51,6 +52,7 @@ fn norms_behind_blocks_two_rotations_and_scales_agree_with_the_references() {
 fn heads_of_two_sizes_and_values_that_are_keys_agree_with_the_references() {
     for (config, what) in [
         (config_like_gemma4(), "like Gemma 4"),
+        (config_like_gemma4_e2b(), "like Gemma 4 E2B"),
         (
             config_like_gemma4_with_experts(),
             "like Gemma 4, with experts",

@@ -4,10 +4,10 @@
 use crate::support::laws::{self, assert_same};
 use crate::support::{
     MIXED, MIXED_SMALL, Model, Seen, Share, Types, Watch, alone, config, config_like_gemma,
-    config_like_gemma4, config_like_gemma4_with_experts, config_of_delta_nets,
-    config_of_delta_nets_and_experts, config_of_gpt_oss, config_of_large_delta_nets,
-    config_with_temperature, config_with_windows, config_without_rotations, page_table, pages,
-    step, step_with_tables, tokens,
+    config_like_gemma4, config_like_gemma4_e2b, config_like_gemma4_with_experts,
+    config_of_delta_nets, config_of_delta_nets_and_experts, config_of_gpt_oss,
+    config_of_large_delta_nets, config_with_temperature, config_with_windows,
+    config_without_rotations, page_table, pages, step, step_with_tables, tokens,
 };
 use crate::{load, load_with, options};
 use worker_orcd_gpu::device::Executor;
@@ -121,6 +121,7 @@ fn models() -> Vec<Model> {
         of(&config_of_delta_nets(), MIXED),
         Model::like_gemma4(config_like_gemma4(), MIXED),
         Model::like_gemma4(config_like_gemma4_with_experts(), MIXED),
+        Model::like_gemma4(config_like_gemma4_e2b(), MIXED),
     ]
 }
 

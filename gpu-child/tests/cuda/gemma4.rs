@@ -1,4 +1,5 @@
-//! Gemma 4: heads of two sizes, values that are keys, norms of values, factors of layers, and experts beside a dense part.
+//! Gemma 4: heads of two sizes, values that are keys, norms of values, factors of layers, and experts beside a dense part; of E2B
+//! shared keys and values, and inputs of layers by token.
 //!
 //! The first two tests are small, for an interpreter of the kernels.
 
@@ -6,7 +7,8 @@ use crate::load;
 use crate::support::forward::forward;
 use crate::support::laws;
 use crate::support::{
-    MIXED, MIXED_SMALL, Model, Types, alone, config_like_gemma4, config_like_gemma4_of_large_heads,
+    MIXED, MIXED_SMALL, Model, Types, alone, config_like_gemma4, config_like_gemma4_e2b,
+    config_like_gemma4_e2b_of_four_layers, config_like_gemma4_of_large_heads,
     config_like_gemma4_with_experts, tokens,
 };
 use worker_orcd_gpu::model::{ExpertsConfig, ModelConfig};
@@ -56,7 +58,7 @@ fn assert_close(config: &ModelConfig, types: Types, count: usize, chunks: &[usiz
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn layers_of_both_kinds_agree_with_the_references() {
-    assert_close(&config_like_gemma4(), F16, 60, &[1, 33]);
+    assert_close(&config_like_gemma4_e2b_of_four_layers(), F16, 46, &[1, 33]);
     assert_close(&of_all_experts(), F16, 44, &[1, 33]);
     assert_close(&config_like_gemma4_of_large_heads(), F16, 36, &[33]);
 }
@@ -67,6 +69,7 @@ fn layers_of_both_kinds_keep_the_law() {
     for (config, types) in [
         (config_like_gemma4_with_experts(), F16),
         (config_like_gemma4_of_large_heads(), F16),
+        (config_like_gemma4_e2b_of_four_layers(), F16),
     ] {
         keep_the_law(&Model::like_gemma4(config, types), 44, &[33], &[31, 1]);
     }
@@ -80,6 +83,7 @@ fn long_sequences_and_large_batches_agree_and_keep_the_law() {
     let chunks = [2, 7, 16, 17, 32, 33, 64, 65, 128, 200, 300];
     for config in [
         config_like_gemma4(),
+        config_like_gemma4_e2b(),
         of_all_experts(),
         config_like_gemma4_of_large_heads(),
     ] {
@@ -102,6 +106,7 @@ fn pages_behind_windows_do_not_change_a_bit() {
     for config in [
         config_like_gemma4_with_experts(),
         config_like_gemma4_of_large_heads(),
+        config_like_gemma4_e2b(),
     ] {
         let model = Model::like_gemma4(config, F16);
         for chunk in [10, 64] {

@@ -1,8 +1,8 @@
 //! Pages that a process took over from another, which may still be alive: the same bits, or no pages.
 
 use crate::support::{
-    MIXED, Model, config, config_like_gemma4, config_of_delta_nets, copies_of, kv_shape,
-    page_table, pages, parts_of, run, tokens,
+    MIXED, Model, config, config_like_gemma4_e2b_of_four_layers, config_of_delta_nets, copies_of,
+    kv_shape, page_table, pages, parts_of, run, tokens,
 };
 use crate::{load_with, options};
 use std::os::fd::OwnedFd;
@@ -82,7 +82,7 @@ fn adopted_states_compute_the_same_bits_and_changed_ones_are_refused() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn adopted_pages_of_both_kinds_of_heads_compute_the_same_bits() {
-    let model = Model::like_gemma4(config_like_gemma4(), MIXED);
+    let model = Model::like_gemma4(config_like_gemma4_e2b_of_four_layers(), MIXED);
     adopted_pages_compute_the_same_bits(&model, KV_BYTES);
 }
 

@@ -15,6 +15,7 @@ pub fn config(window: Option<usize>) -> ModelConfig {
         n_mtp_layers: 0,
         n_embd: 256,
         n_ff: 512,
+        ff_widths: None,
         experts: None,
         n_heads: 8,
         n_kv_heads: 2,
@@ -48,6 +49,8 @@ pub fn config(window: Option<usize>) -> ModelConfig {
         near_heads: None,
         normalizes_values: false,
         logit_cap: None,
+        shared_kv_layers: 0,
+        layer_input: None,
     }
 }
 
@@ -200,6 +203,42 @@ pub fn config_like_gemma4_of_large_heads() -> ModelConfig {
         }),
         rope,
         ..small
+    }
+}
+
+/// Like Gemma 4 E2B: the last three of six layers have the keys and values of earlier ones, and wider feed-forward parts. Layers
+/// have inputs by token. The epsilon of norms is large, so that a factor in front of a norm changes its output.
+pub fn config_like_gemma4_e2b() -> ModelConfig {
+    let plain = config_like_gemma4();
+    let mut positions = plain.positions.clone();
+    if let Some(window) = &mut positions.window {
+        window.whole_every = Some(3);
+    }
+    ModelConfig {
+        n_layers: 6,
+        n_ff: 384,
+        ff_widths: Some(vec![256, 256, 256, 384, 384, 384]),
+        shared_kv_layers: 3,
+        layer_input: Some(32),
+        norm_eps: 0.05,
+        positions,
+        ..plain
+    }
+}
+
+/// The same with fewer layers: the last two of four have the keys and values of those in front of them.
+pub fn config_like_gemma4_e2b_of_four_layers() -> ModelConfig {
+    let plain = config_like_gemma4_e2b();
+    let mut positions = plain.positions.clone();
+    if let Some(window) = &mut positions.window {
+        window.whole_every = Some(2);
+    }
+    ModelConfig {
+        n_layers: 4,
+        ff_widths: Some(vec![256, 256, 384, 384]),
+        shared_kv_layers: 2,
+        positions,
+        ..plain
     }
 }
 

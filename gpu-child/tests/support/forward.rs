@@ -3,7 +3,7 @@
 
 use worker_orcd_gpu::model::{
     Attention, DeltaNet, DeltaNetConfig, DenseBeside, Experts, FeedForward, FileLinear,
-    FileWeights, GatedUnit, Layer, Linear, Mixer, ModelConfig, TensorView,
+    FileWeights, GatedUnit, Layer, LayerInputs, Linear, Mixer, ModelConfig, TensorView,
 };
 use worker_orcd_ipc::TokenId;
 use worker_orcd_kernels::dequantize_row;
@@ -128,7 +128,12 @@ struct AttentionRows<'a> {
     position: usize,
     keys: Vec<f32>,
     values: Vec<f32>,
+    /// Keys and values of all positions of the earlier layer that the layer attends to.
+    shared: Option<&'a KeptRows>,
 }
+
+/// Keys and values of all positions of a layer.
+type KeptRows = (Vec<f32>, Vec<f32>);
 
 struct DeltaNetRows<'a> {
     config: &'a ModelConfig,
@@ -140,7 +145,13 @@ struct DeltaNetRows<'a> {
 }
 
 impl<'a> Mix<'a> {
-    fn of(config: &'a ModelConfig, index: usize, layer: &'a FileLayer<'a>) -> Self {
+    /// `kept`: keys and values of the layers in front of it.
+    fn of(
+        config: &'a ModelConfig,
+        index: usize,
+        layer: &'a FileLayer<'a>,
+        kept: &'a [KeptRows],
+    ) -> Self {
         match &layer.mixer {
             Mixer::Attention(of_layer) => Self::Attention(AttentionRows {
                 config,
@@ -149,6 +160,7 @@ impl<'a> Mix<'a> {
                 position: 0,
                 keys: Vec::new(),
                 values: Vec::new(),
+                shared: kept.get(config.kv_layer(index)),
             }),
             Mixer::DeltaNet(of_layer) => {
                 let net = config.delta_net_of(index).expect("a delta net");
@@ -160,6 +172,14 @@ impl<'a> Mix<'a> {
                     states: vec![vec![0.0; net.head_dim * net.head_dim]; net.v_heads],
                 })
             }
+        }
+    }
+
+    /// Keys and values of all positions.
+    fn kept(self) -> KeptRows {
+        match self {
+            Self::Attention(rows) => (rows.keys, rows.values),
+            Self::DeltaNet(_) => (Vec::new(), Vec::new()),
         }
     }
 
@@ -196,7 +216,7 @@ impl AttentionRows<'_> {
         };
         let of_layer = self.of_layer;
         let [q, k, v] = &of_layer.qkv;
-        let (mut q, mut k) = (apply(q, input), apply(k, input));
+        let mut q = apply(q, input);
         let mut gates = Vec::new();
         if config.gates_attention {
             let halves = q.chunks_exact(2 * heads.dim);
@@ -205,20 +225,26 @@ impl AttentionRows<'_> {
             (q, gates) = (queries.concat(), of_heads.concat());
         }
         turn(&mut q, &of_layer.q_norm);
-        turn(&mut k, &of_layer.k_norm);
         let temperature = config.positions.temperature_at(position as u32);
         // The reference divides by the root of `head_dim`.
         let scale = config.attention_scale * (heads.dim as f64).sqrt();
         q.iter_mut().for_each(|q| *q *= temperature * scale as f32);
-        self.keys.extend(k);
-        let mut v = apply(v, input);
-        if config.normalizes_values {
-            for head in v.chunks_exact_mut(heads.dim) {
-                let ones = vec![1.0; heads.dim];
-                head.copy_from_slice(&rmsnorm(head, &ones, config.norm_eps));
+        if let Some((keys, values)) = self.shared {
+            let seen = (position + 1) * heads.kv_width();
+            (self.keys, self.values) = (keys[..seen].to_vec(), values[..seen].to_vec());
+        } else {
+            let mut k = apply(k, input);
+            turn(&mut k, &of_layer.k_norm);
+            self.keys.extend(k);
+            let mut v = apply(v, input);
+            if config.normalizes_values {
+                for head in v.chunks_exact_mut(heads.dim) {
+                    let ones = vec![1.0; heads.dim];
+                    head.copy_from_slice(&rmsnorm(head, &ones, config.norm_eps));
+                }
             }
+            self.values.extend(v);
         }
-        self.values.extend(v);
         let shape = AttentionShape {
             n_heads: heads.count,
             n_kv_heads: heads.kv_count,
@@ -281,6 +307,30 @@ impl DeltaNetRows<'_> {
     }
 }
 
+/// Inputs of all layers by a token with this embedding.
+fn layer_inputs(
+    config: &ModelConfig,
+    weights: &LayerInputs<TensorView<'_>, TensorView<'_>>,
+    token: TokenId,
+    x: &[f32],
+) -> Vec<f32> {
+    let (all, width) = (weights.table.cols, weights.norm.cols);
+    let table = values(&weights.table);
+    let of_token = &table[token.index() * all..][..all];
+    let mut inputs = apply(&weights.projection, x);
+    let norm = values(&weights.norm);
+    for (input, of_token) in inputs.chunks_exact_mut(width).zip(of_token.chunks(width)) {
+        input
+            .iter_mut()
+            .for_each(|value| *value /= (config.n_embd as f32).sqrt());
+        let normal = rmsnorm(input, &norm, config.norm_eps);
+        for ((input, normal), of_token) in input.iter_mut().zip(normal).zip(of_token) {
+            *input = (normal + of_token * (width as f32).sqrt()) / 2_f32.sqrt();
+        }
+    }
+    inputs
+}
+
 /// Residual stream after the last layer, at every position.
 pub fn forward(
     config: &ModelConfig,
@@ -325,9 +375,15 @@ fn pass(
         row.iter().map(|x| x * config.embedding_scale).collect()
     };
     let mut stream: Vec<Vec<f32>> = tokens.iter().map(row).collect();
+    let of_token = |(token, x): (&TokenId, &Vec<f32>)| {
+        let inputs = weights.layer_inputs.as_ref();
+        inputs.map(|inputs| layer_inputs(config, inputs, *token, x))
+    };
+    let inputs: Vec<_> = tokens.iter().zip(&stream).map(of_token).collect();
+    let mut kept: Vec<KeptRows> = Vec::new();
     for (index, layer) in weights.layers.iter().enumerate() {
-        let mut mixer = Mix::of(config, index, layer);
-        for x in &mut stream {
+        let mut mixer = Mix::of(config, index, layer, &kept);
+        for (x, inputs) in stream.iter_mut().zip(&inputs) {
             let input = rmsnorm(x, &values(&layer.attn_norm), config.norm_eps);
             let given = mixer.next(&input);
             let normed = |given: Vec<f32>, norm: &Option<TensorView<'_>>| match norm {
@@ -344,11 +400,23 @@ fn pass(
                 },
             };
             add(x, &normed(given, &layer.ffn_post_norm));
+            if let (Some(part), Some(inputs)) = (&layer.input, inputs) {
+                let width = part.gate.weight.rows;
+                let input = &inputs[index * width..][..width];
+                let inner = glu(config.activation, &apply(&part.gate, x), input);
+                let given = apply(&part.output, &inner);
+                add(
+                    x,
+                    &rmsnorm(&given, &values(&part.post_norm), config.norm_eps),
+                );
+            }
             if let Some(scale) = &layer.output_scale {
                 let scale = values(scale)[0];
                 x.iter_mut().for_each(|x| *x *= scale);
             }
         }
+        let rows = mixer.kept();
+        kept.push(rows);
     }
     stream
 }

@@ -14,7 +14,8 @@ use worker_orcd_gpu::device::{
 };
 use worker_orcd_gpu::model::{
     Attention, DeltaNet, DeltaNetConfig, DenseBeside, Experts, FeedForward, FileLinear,
-    FileWeights, GatedUnit, Layer, Linear, Mixer, ModelConfig, SharedExpert, TensorView,
+    FileWeights, GatedUnit, KvOrigin, Layer, LayerInput, LayerInputs, Linear, Mixer, ModelConfig,
+    SharedExpert, TensorView,
 };
 use worker_orcd_ipc::{Drawn, Fault, KvReaders, RequestId, Sampling, TokenId};
 use worker_orcd_kernels::TensorType;
@@ -77,12 +78,21 @@ impl Tensor {
             runs: None,
         }
     }
+
+    fn linear(&self) -> FileLinear<'_> {
+        Linear {
+            weight: self.view(),
+            bias: None,
+        }
+    }
 }
 
 /// Owner of the data that [`FileWeights`] borrow.
 pub struct Model {
     pub config: ModelConfig,
     tensors: Vec<Tensor>,
+    /// Inputs by token: table, projection and norm, then three tensors of each layer.
+    layer_inputs: Vec<Tensor>,
     /// The output shares the embedding table.
     tied: bool,
     /// The heads of Q and K have norms.
@@ -102,6 +112,8 @@ const DELTA_NET: usize = 9;
 /// Additional tensors per layer of Gemma 4, after all others: norms of the dense unit's output, of the experts' input and
 /// output, factors of the router's input, of each expert's output, and of the layer's.
 const GEMMA4: usize = 6;
+/// Tensors of a layer's input by token.
+const OF_INPUT: usize = 3;
 
 impl Model {
     /// A model with matrices of the given types, biases on Q, K and V, and norms on the heads of Q and K.
@@ -122,7 +134,7 @@ impl Model {
         }
     }
 
-    /// A model of [`config_like_gemma4`] or [`config_like_gemma4_with_experts`].
+    /// A model of [`config_like_gemma4`] or one that is made of it.
     pub fn like_gemma4(config: ModelConfig, types: Types) -> Self {
         Self {
             has_post_norms: true,
@@ -132,20 +144,19 @@ impl Model {
 
     fn of(config: ModelConfig, types: Types, tied: bool) -> Self {
         let ModelConfig {
-            n_embd,
-            n_ff,
-            vocab_size,
-            ..
+            n_embd, vocab_size, ..
         } = config;
         let mut model = Self {
             config,
             tensors: Vec::new(),
+            layer_inputs: Vec::new(),
             tied,
             has_head_norms: true,
             has_post_norms: false,
         };
         for layer in 0..model.config.n_layers {
             let heads = model.config.heads_of(layer);
+            let n_ff = model.config.n_ff_of(layer);
             let (q, kv, head_dim) = (heads.width(), heads.kv_width(), heads.dim);
             let queries = model.config.queries_width_of(q);
             // Most experts replace it.
@@ -184,6 +195,7 @@ impl Model {
         model.push_delta_nets(types);
         model.push_gemma4();
         model.push_choice_biases();
+        model.push_layer_inputs(types);
         model.fill();
         match model.config.delta_net {
             Some(net) => model.with_decays().with_joint_strengths(net),
@@ -274,6 +286,59 @@ impl Model {
         Some(self.tensors[first + layer].view())
     }
 
+    /// Table and output have the type of values, with short blocks; the others those of queries and keys.
+    fn push_layer_inputs(&mut self, types: Types) {
+        let Some(width) = self.config.layer_input else {
+            return;
+        };
+        let (n_embd, vocab) = (self.config.n_embd, self.config.vocab_size);
+        let all = self.config.n_layers * width;
+        // What norms take is about as large as the root of their epsilon.
+        let of_all = [
+            (types[2], vocab, all, 0.2),
+            (types[0], all, n_embd, 0.05),
+            (TensorType::F32, 1, width, 1.0),
+        ];
+        let of_layer = [
+            (types[1], width, n_embd, 0.1),
+            (types[2], n_embd, width, 0.02),
+            (TensorType::F32, 1, n_embd, 1.0),
+        ];
+        let layers = (0..self.config.n_layers).flat_map(|_| of_layer);
+        for (ty, rows, cols, magnitude) in of_all.into_iter().chain(layers) {
+            self.layer_inputs.push(Tensor {
+                ty,
+                rows,
+                cols,
+                magnitude,
+                data: Vec::new(),
+            });
+        }
+    }
+
+    fn layer_inputs(&self) -> Option<LayerInputs<TensorView<'_>, TensorView<'_>>> {
+        let [table, projection, norm, ..] = &self.layer_inputs[..] else {
+            return None;
+        };
+        Some(LayerInputs {
+            table: table.view(),
+            projection: projection.linear(),
+            norm: norm.view(),
+        })
+    }
+
+    fn layer_input(&self, layer: usize) -> Option<LayerInput<TensorView<'_>, TensorView<'_>>> {
+        let of_layer = self.layer_inputs.get(OF_INPUT * (1 + layer)..)?;
+        let [gate, output, post_norm, ..] = of_layer else {
+            return None;
+        };
+        Some(LayerInput {
+            gate: gate.linear(),
+            output: output.linear(),
+            post_norm: post_norm.view(),
+        })
+    }
+
     /// One of the additional tensors of a layer of Gemma 4.
     fn gemma4(&self, layer: usize, index: usize) -> Option<TensorView<'_>> {
         let all = self.config.n_layers * GEMMA4;
@@ -349,7 +414,8 @@ impl Model {
 
     /// Fills the tensors on all cores: the large models of benchmarks would take one core several seconds.
     fn fill(&mut self) {
-        let todo = Mutex::new((1..).zip(&mut self.tensors));
+        let tensors = self.tensors.iter_mut().chain(&mut self.layer_inputs);
+        let todo = Mutex::new((1..).zip(tensors));
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
         std::thread::scope(|scope| {
             for _ in 0..threads {
@@ -387,13 +453,17 @@ impl Model {
         let layer = |n: usize| {
             let at = |index: usize| n * PER_LAYER + index;
             let has_window = self.config.positions.window_of(n).is_some();
-            let keys_are_values = self.config.normalizes_values && !has_window;
-            let values = if keys_are_values { 1 } else { 2 };
+            let (kv, parts) = match self.config.normalizes_values && !has_window {
+                _ if n >= self.config.kv_layers() => (KvOrigin::Earlier, [0, 0, 0]),
+                true => (KvOrigin::KeysAreValues, [0, 1, 1]),
+                false => (KvOrigin::Projected, [0, 1, 2]),
+            };
+            let has_k_norm = self.has_head_norms && kv != KvOrigin::Earlier;
             let attention = || Attention {
-                qkv: [0, 1, values].map(|part| linear(at(part), Some(at(11 + part)))),
-                keys_are_values,
+                qkv: parts.map(|part| linear(at(part), Some(at(11 + part)))),
+                kv,
                 q_norm: self.has_head_norms.then(|| view(at(9))),
-                k_norm: self.has_head_norms.then(|| view(at(10))),
+                k_norm: has_k_norm.then(|| view(at(10))),
                 sinks: self.more(n, 0),
                 output: Linear {
                     weight: view(at(3)),
@@ -410,6 +480,7 @@ impl Model {
                 attn_norm: view(at(7)),
                 ffn_norm: view(at(8)),
                 ffn_post_norm: post_norm(2 * n + 1),
+                input: self.layer_input(n),
                 output_scale: self.gemma4(n, 5),
             }
         };
@@ -417,6 +488,7 @@ impl Model {
         let last = n_layers * PER_LAYER;
         FileWeights {
             token_embd: (!self.tied).then(|| view(last)),
+            layer_inputs: self.layer_inputs(),
             layers: (0..n_layers).map(layer).collect(),
             output_norm: view(last + 2),
             output: linear(if self.tied { last } else { last + 1 }, None),

@@ -59,7 +59,7 @@ pub struct KvLayout {
     pub shape: KvShape,
     /// Pages of sliding-window layers, if their heads differ. They are as large.
     pub near_shape: Option<KvShape>,
-    /// Groups of the layers with attention.
+    /// Groups of the layers with attention. Layers that share keys and values are in the places of earlier ones.
     pub groups: LayerGroups,
     /// The other layers, if there are any.
     pub states: Option<StateLayout>,
@@ -83,7 +83,9 @@ impl KvLayout {
                 near: near.unwrap_or(whole).kv_width(),
             };
             let (positions, batch) = (&config.positions, options.batch_tokens());
-            let groups = LayerGroups::of(config.n_layers, positions, sizes, batch);
+            let own = config.kv_layers();
+            let groups = LayerGroups::of(own, positions, sizes, batch);
+            let groups = groups.sharing((own..config.n_layers).map(|it| config.kv_layer(it)));
             let layers = groups.layers();
             let near_shape = near.map(|near| shape_of(near, layers.near, 0));
             let least = near_shape.map_or(0, |shape| shape.used());

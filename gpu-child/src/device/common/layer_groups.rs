@@ -53,8 +53,8 @@ pub struct Place {
 }
 
 impl LayerGroups {
-    /// Assigns layers to groups. `sizes`: elements that a layer takes for each position. `batch_tokens`: size of the
-    /// largest batch.
+    /// Assigns layers with keys and values of their own to groups. `sizes`: elements that a layer takes for each position.
+    /// `batch_tokens`: size of the largest batch.
     #[must_use]
     pub fn of(n_layers: usize, positions: &Positions, sizes: ByKind, batch_tokens: usize) -> Self {
         let windows = (0..n_layers).map(|layer| positions.window_of(layer));
@@ -96,6 +96,14 @@ impl LayerGroups {
             layers,
             places,
         }
+    }
+
+    /// Adds layers behind these. Each shares keys and values of an earlier one, and has its place.
+    #[must_use]
+    pub fn sharing(mut self, earlier: impl Iterator<Item = usize>) -> Self {
+        let places: Vec<_> = earlier.map(|layer| self.places[layer]).collect();
+        self.places.extend(places);
+        self
     }
 
     /// Layers with attention in one group; the others have no place.
@@ -234,6 +242,49 @@ mod tests {
             let places: std::collections::BTreeSet<_> =
                 places.map(|place| (place.group, place.index)).collect();
             assert_eq!(places.len(), n_layers);
+        }
+    }
+
+    /// Gemma 4 E2B and E4B: layers, those that share, distance of layers with full attention, sizes; groups of both kinds,
+    /// and layers of a page.
+    #[test]
+    fn layers_that_share_keys_and_values_take_no_room() {
+        for (n_layers, shared, every, sizes, [whole, near], [whole_layers, near_layers]) in [
+            (35, 20, 5, [512, 256], [1, 2], [3, 6]),
+            (42, 18, 6, [2 * 512, 2 * 256], [1, 3], [4, 8]),
+        ] {
+            let own = n_layers - shared;
+            let positions = Positions {
+                window: Some(Window {
+                    positions: 512,
+                    whole_every: Some(every),
+                    rope: None,
+                }),
+                ..Positions::default()
+            };
+            let earlier = |layer: usize| match positions.window_of(layer) {
+                None => own - 1,
+                Some(_) => own - 2,
+            };
+            let sizes = ByKind {
+                whole: sizes[0],
+                near: sizes[1],
+            };
+            let of = LayerGroups::of(own, &positions, sizes, 64);
+            let of = of.sharing((own..n_layers).map(earlier));
+            assert_eq!((of.groups.whole(), of.groups.near()), (whole, near));
+            let layers = ByKind {
+                whole: whole_layers,
+                near: near_layers,
+            };
+            assert_eq!(of.layers(), layers);
+            for layer in own..n_layers {
+                assert_eq!(of.place(layer), of.place(earlier(layer)));
+            }
+            let places = (0..n_layers).map(|layer| of.place(layer));
+            let places: std::collections::BTreeSet<_> =
+                places.map(|place| (place.group, place.index)).collect();
+            assert_eq!(places.len(), own);
         }
     }
 

@@ -8,7 +8,7 @@ use super::pool::{Disjoint, Pool};
 use super::scratch::Scratch;
 use super::weights::{self, Layer};
 use crate::device::common::layer_groups::Place;
-use crate::model::{Heads, ModelConfig};
+use crate::model::{Heads, KvOrigin, ModelConfig};
 use std::ops::Range;
 use worker_orcd_kernels::cpu::attention::MAX_ROWS;
 use worker_orcd_kernels::cpu::convert::to_f16;
@@ -85,7 +85,10 @@ pub fn run(
     let heads = config.heads_of(index);
     let (heads_width, kv_width) = (heads.width(), heads.kv_width());
     let q_width = config.queries_width_of(heads_width);
-    let qkv_width = q_width + 2 * kv_width;
+    let qkv_width = match of_layer.has_kv() {
+        true => q_width + 2 * kv_width,
+        false => q_width,
+    };
     let Scratch {
         x,
         qkv,
@@ -102,11 +105,11 @@ pub fn run(
     );
     let attn = &mut attn[..tokens * heads_width];
 
-    let [q, k, v] = &of_layer.qkv;
-    let mut projections = vec![forward.projection(q, 0), forward.projection(k, q_width)];
-    if !of_layer.keys_are_values {
-        projections.push(forward.projection(v, q_width + kv_width));
-    }
+    let columns = [0, q_width, q_width + kv_width];
+    let projections = of_layer.projections().iter().zip(columns);
+    let projections: Vec<_> = projections
+        .map(|(linear, column)| forward.projection(linear, column))
+        .collect();
     let norm = &mut norm[..tokens * config.n_embd];
     forward.normalize(x, forward.weights.vector(&layer.attn_norm), norm);
     forward.device.quantize(
@@ -190,8 +193,8 @@ fn norms_of<'a>(forward: &Forward<'a>, attention: &weights::Attention) -> (Norms
     }
 }
 
-/// Applies norms and RoPE to queries and keys, and writes keys and values to the cache. Queries are also
-/// multiplied by the attention scale and their temperature.
+/// Applies norms and RoPE to queries and keys, and writes keys and values to the cache, if the layer has its own. Queries are
+/// also multiplied by the attention scale and their temperature.
 fn rope_and_append_kv(
     forward: &Forward<'_>,
     plan: &Plan<'_>,
@@ -237,8 +240,9 @@ fn rope_and_append_kv(
             separate_gates(queries, head_dim);
         }
         let queries = &mut queries[..heads.width()];
-        let (keys, values) = kv.split_at_mut(heads.kv_width());
-        if attention.keys_are_values {
+        // Both are empty if the layer has those of an earlier one.
+        let (keys, values) = kv.split_at_mut(kv.len() / 2);
+        if attention.kv == KvOrigin::KeysAreValues {
             values.copy_from_slice(keys);
         }
         normalize(queries, joint_q);

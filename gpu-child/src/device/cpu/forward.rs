@@ -9,7 +9,7 @@ use super::pool::Disjoint;
 use super::scratch::{Quantized, Scratch};
 use super::weights::{CpuWeights, GatedUnit, Layer, Linear, Vector};
 use super::{CpuExecutor, OpenStep};
-use super::{attention, delta_net, experts, head};
+use super::{attention, delta_net, experts, head, layer_inputs};
 use crate::device::common::batch::{DrawingRow, drawing_rows, rows, watch};
 use crate::device::{Batch, Checkpoint, SampleWork, Tap};
 use crate::model::{FeedForward, Mixer, ModelConfig};
@@ -61,6 +61,9 @@ pub fn begin(executor: &mut CpuExecutor, batch: &Batch<'_>, tap: &mut dyn Tap) -
         return Vec::new();
     }
     forward.embed(&plan, scratch);
+    if let Some(inputs) = &weights.tensors.layer_inputs {
+        layer_inputs::make(&forward, &plan, inputs, scratch);
+    }
     let mut show_stream = |checkpoint: Checkpoint, x: &[f32]| {
         let rows = rows(plan.sequences);
         show(tap, checkpoint, rows, x, config.n_embd);
@@ -76,6 +79,10 @@ pub fn begin(executor: &mut CpuExecutor, batch: &Batch<'_>, tap: &mut dyn Tap) -
             }
         }
         forward.feed_forward(plan.rows.len(), layer, scratch);
+        if let Some(input) = &layer.input {
+            layer_inputs::add(&forward, plan.rows.len(), (index, input), scratch);
+        }
+        forward.scale_output(plan.rows.len(), layer, scratch);
         show_stream(Checkpoint::Layer(index as u32), &scratch.x);
     }
     head::show_hidden(&forward, &plan, scratch, tap);
@@ -184,6 +191,10 @@ impl Forward<'_> {
                 }
             },
         }
+    }
+
+    fn scale_output(&self, tokens: usize, layer: &Layer, scratch: &mut Scratch) {
+        let values = tokens * self.config.n_embd;
         if let Some(scale) = &layer.output_scale {
             let scale = self.weights.vector(scale)[0];
             scratch.x[..values].iter_mut().for_each(|x| *x *= scale);
@@ -211,7 +222,7 @@ impl Forward<'_> {
         ff: &'a mut [f32],
         quantized: &'a mut Quantized,
     ) -> ([Projection<'a>; 1], Activations<'a>) {
-        let (n_embd, n_ff) = (self.config.n_embd, self.config.n_ff);
+        let (n_embd, n_ff) = (self.config.n_embd, unit.down.weight.shape.cols);
         let tokens = rows.len() / n_embd;
         let (ff, all) = (&mut ff[..tokens * n_ff], Share::all(tokens));
         let gate_up = unit.gate_up.each_ref().map(|it| self.projection(it, 0));

@@ -22,6 +22,8 @@ pub struct Scratch {
     pub ff: Vec<f32>,
     /// Normalized rows, `[tokens, n_embd]`.
     pub norm: Vec<f32>,
+    /// Inputs by token of all layers, `[tokens, layers * width]`; empty without any.
+    pub layer_inputs: Vec<f32>,
     pub quantized: Quantized,
     /// Angles of every rotation of the model, consecutive for each token.
     pub rope: Vec<RopeRow>,
@@ -106,6 +108,7 @@ impl Scratch {
             attn: rows(sizes.q),
             ff: rows(sizes.ff),
             norm: rows(config.n_embd),
+            layer_inputs: rows(sizes.layer_inputs),
             quantized: Quantized {
                 q: vec![0; max_tokens * sizes.widest],
                 meta: vec![BlockMeta::default(); max_tokens * sizes.widest / Q_BLOCK],
@@ -130,6 +133,7 @@ impl Scratch {
             attn,
             ff,
             norm,
+            layer_inputs,
             quantized,
             rope,
             partials,
@@ -137,7 +141,7 @@ impl Scratch {
             logits,
             ..
         } = self;
-        let floats = [x, qkv, attn, ff, norm, logits]
+        let floats = [x, qkv, attn, ff, norm, layer_inputs, logits]
             .iter()
             .map(|v| v.len())
             .sum::<usize>();
@@ -151,7 +155,7 @@ impl Scratch {
     #[must_use]
     pub fn bytes_for(config: &ModelConfig, max_tokens: usize) -> u64 {
         let sizes = Sizes::of(config);
-        let floats = 2 * config.n_embd + sizes.qkv + sizes.q + sizes.ff;
+        let floats = 2 * config.n_embd + sizes.qkv + sizes.q + sizes.ff + sizes.layer_inputs;
         let quantized = sizes.widest + sizes.widest / Q_BLOCK * size_of::<BlockMeta>();
         let per_token = 4 * floats + quantized + ExpertRoom::bytes_per_token(&sizes);
         (max_tokens * per_token + 4 * HEAD_ROWS * config.vocab_size) as u64
@@ -164,6 +168,8 @@ struct Sizes {
     q: usize,
     qkv: usize,
     ff: usize,
+    /// Width of the inputs by token of all layers.
+    layer_inputs: usize,
     /// Width of the largest matmul input.
     widest: usize,
     /// Width of the router's results.
@@ -184,12 +190,16 @@ impl Sizes {
             .map(|heads| config.queries_width_of(heads.width()) + 2 * heads.kv_width());
         let qkv = qkv.chain(net.map(DeltaNetConfig::projected_width)).max();
         let qkv = qkv.unwrap_or(0);
+        let input = config.layer_input.unwrap_or(0);
+        // The input of a layer is multiplied there, too.
+        let n_ff = config.n_ff.max(input);
         let dense = Self {
             n_embd,
             q,
             qkv,
-            ff: config.n_ff,
-            widest: n_embd.max(q).max(config.n_ff).next_multiple_of(Q_BLOCK),
+            ff: n_ff,
+            layer_inputs: config.n_layers * input,
+            widest: n_embd.max(q).max(n_ff).next_multiple_of(Q_BLOCK),
             router: 0,
             used: 0,
             shared: 0,
@@ -199,7 +209,7 @@ impl Sizes {
         };
         let widths = [experts.shared_n_ff, config.dense_width()];
         let for_all = widths.into_iter().flatten().max().unwrap_or(0);
-        let ff = (experts.used * experts.n_ff).max(for_all);
+        let ff = (experts.used * experts.n_ff).max(for_all).max(input);
         let is_added = experts.shared_n_ff.is_some() || experts.beside_dense;
         let widest = (experts.used * n_embd).max(q).max(ff);
         Self {
@@ -216,14 +226,21 @@ impl Sizes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::tiny_model::{tiny_gemma4_with_experts, tiny_mixtral, tiny_model};
+    use crate::model::tiny_model::{
+        tiny_gemma4_e2b, tiny_gemma4_with_experts, tiny_mixtral, tiny_model,
+    };
     use crate::model::{Architecture, gguf};
 
     #[test]
     fn what_is_reckoned_is_what_is_taken_with_experts_and_without() {
         const TOKENS: usize = 9;
         let files = Architecture::ALL.into_iter().map(tiny_model);
-        for file in files.chain([tiny_mixtral(), tiny_gemma4_with_experts()]) {
+        let more = [
+            tiny_mixtral(),
+            tiny_gemma4_with_experts(),
+            tiny_gemma4_e2b(),
+        ];
+        for file in files.chain(more) {
             let bytes = file.build();
             let header = gguf::parse(&bytes).expect("a model");
             let config = ModelConfig::from_gguf(&header, None).expect("a configuration");

@@ -26,7 +26,7 @@ use super::weights::{Layer, Linear, Matrix, Vector};
 use crate::device::Batch;
 use crate::device::common::kv::PAGE_TOKENS;
 use crate::device::common::layer_groups::{MAX_LAYER_GROUPS, MAX_UNEQUAL_GROUPS, Place};
-use crate::model::{self, Heads, ModelConfig};
+use crate::model::{self, Heads, KvOrigin, ModelConfig};
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::reference::rope::RopePairs;
 
@@ -416,10 +416,13 @@ pub fn attention_of(layer: &Layer) -> &Attention {
     layer.attention().expect("a layer with attention")
 }
 
-/// Matrices whose outputs bound those of attention: a mean of values.
+/// Matrices whose outputs bound those of attention: a mean of values. Values of an earlier layer have norms, which bound them.
 #[must_use]
 pub fn bounded(attention: &Attention) -> &[Linear] {
-    &attention.qkv[2..]
+    match attention.has_kv() {
+        true => &attention.qkv[2..],
+        false => &[],
+    }
 }
 
 /// Bound of values with a norm over each head, and so of attention's outputs.
@@ -443,11 +446,12 @@ pub fn run(
     let (rows, heads) = (plan.rows.len(), config.heads_of(index));
     let width = heads.width();
     let norm = rank.norm_arguments(rows, &layer.attn_norm, Stage::Qkv.of(index));
-    let qkv = Output::stored(shared.projected, projected_width_of(config, heads));
-    let linears = match attention.keys_are_values {
-        true => &attention.qkv[..2],
-        false => &attention.qkv[..],
+    let projected_width = match attention.has_kv() {
+        true => projected_width_of(config, heads),
+        false => config.queries_width_of(width),
     };
+    let qkv = Output::stored(shared.projected, projected_width);
+    let linears = attention.projections();
     rank.make_and_project(&rank.ops.rmsnorm, norm, &[(linears, qkv)])?;
     if config.has_joint_norms {
         normalize_jointly(rank, rows, heads, attention)?;
@@ -523,7 +527,8 @@ fn normalize_jointly(
     unsafe { kernel.launch(&rank.context, geometry, &arguments) }
 }
 
-/// Arguments of `rope_kv.cu`, with the optional head norms of a layer.
+/// Arguments of `rope_kv.cu`, with the optional head norms of a layer. There are only queries if the layer has keys and values of
+/// an earlier one.
 pub fn rope_arguments(rank: &Rank, index: usize, attention: Option<&Attention>) -> RopeArgs {
     let (config, buffers) = (&rank.config, &rank.scratch.buffers);
     let heads = config.heads_of(index);
@@ -545,7 +550,10 @@ pub fn rope_arguments(rank: &Rank, index: usize, attention: Option<&Attention>) 
         q: buffers.mixers.attention.q,
         kv: kv_arguments(rank, index),
         heads: heads.count as i32,
-        kv_heads: heads.kv_count as i32,
+        kv_heads: match attention {
+            Some(attention) if !attention.has_kv() => 0,
+            _ => heads.kv_count as i32,
+        },
         head_dim: heads.dim as i32,
         dims,
         half_offset: i32::from(config.rope.pairs == RopePairs::HalfOffset),
@@ -553,7 +561,7 @@ pub fn rope_arguments(rank: &Rank, index: usize, attention: Option<&Attention>) 
     }
 }
 
-/// Applies head norms and RoPE to queries and keys, and stores keys and values in the cache.
+/// Applies head norms and RoPE to queries and keys, and stores keys and values in the cache, if the layer has its own.
 fn rope_and_append_kv(
     rank: &Rank,
     rows: usize,
@@ -566,11 +574,11 @@ fn rope_and_append_kv(
         per_query: if config.gates_attention { 2 } else { 1 },
         // A page may have held a state, whose floats are no numbers as halves.
         clears: i32::from(rank.kv.page_groups().states > 0),
-        keys_are_values: i32::from(attention.keys_are_values),
+        keys_are_values: i32::from(attention.kv == KvOrigin::KeysAreValues),
         normalizes_values: i32::from(config.normalizes_values),
     };
     let of_layer = config.heads_of(index);
-    let heads = of_layer.count + 2 * of_layer.kv_count;
+    let heads = (arguments.rope.heads + 2 * arguments.rope.kv_heads) as usize;
     let norms = [&attention.q_norm, &attention.k_norm];
     let has_norms = !config.has_joint_norms && norms.iter().any(|it| it.is_some());
     // A warp per head for heads with norms, else a thread per pair of columns.

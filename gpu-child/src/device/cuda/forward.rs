@@ -7,6 +7,7 @@ use super::board::Stage;
 use super::bounds::Power;
 use super::head;
 use super::kernels::{EmbedArgs, GatedRowsArgs, Geometry, RowArgs};
+use super::layer_inputs;
 use super::matmul::{Input, Output, Scale};
 use super::memory::{DevicePtr, read};
 use super::mixers;
@@ -14,7 +15,7 @@ use super::ops::RowKernel;
 use super::plan::Plan;
 use super::products_few::FewProducts;
 use super::rank::Rank;
-use super::weights::{GatedUnit, Layer, Linear, Vector, units};
+use super::weights::{GatedUnit, Layer, Linear, Matrix, Vector, units};
 use crate::device::common::batch::{rows, watch};
 use crate::device::{Checkpoint, Tap};
 use crate::model::FeedForward;
@@ -53,22 +54,36 @@ impl Rank {
 
     pub fn embed_arguments(&self) -> EmbedArgs {
         let table = self.weights.tensors.token_embd();
+        self.table_arguments(table, self.scratch.buffers.x, self.config.embedding_scale)
+    }
+
+    /// Arguments for rows of a table, times `scale`.
+    pub fn table_arguments(&self, table: &Matrix, x: DevicePtr<f32>, scale: f32) -> EmbedArgs {
         EmbedArgs {
             table: self.weights.matrix(table),
             rows: self.scratch.buffers.rows.on_device(),
-            x: self.scratch.buffers.x,
+            x,
             ty: table.ty as i32,
             units: units(table.cols) as i32,
             cols: table.cols as i32,
-            scale: self.config.embedding_scale,
+            scale,
         }
     }
 
     pub fn embed(&self, plan: &Plan<'_>) -> Result<(), Fault> {
         let arguments = self.embed_arguments();
+        self.look_up(plan, &arguments)?;
+        match &self.weights.tensors.layer_inputs {
+            Some(inputs) => layer_inputs::make(self, plan, inputs),
+            None => Ok(()),
+        }
+    }
+
+    /// Reads rows of a table.
+    pub fn look_up(&self, plan: &Plan<'_>, arguments: &EmbedArgs) -> Result<(), Fault> {
         let geometry = Geometry::line(plan.rows.len(), 256);
         // SAFETY: one block a row; tokens were checked against the vocabulary in `Plan::new`.
-        unsafe { self.ops.embed.launch(&self.context, geometry, &arguments) }
+        unsafe { self.ops.embed.launch(&self.context, geometry, arguments) }
     }
 
     /// Destination of a block's last product: the residual stream, or `ff` if a norm follows.
@@ -128,17 +143,39 @@ impl Rank {
         Ok(())
     }
 
+    /// Feed-forward part of a layer, and what it adds of its input by token.
     pub fn feed_forward(&self, rows: usize, index: usize, layer: &Layer) -> Result<(), Fault> {
-        let unit = match &layer.feed_forward {
-            FeedForward::Dense(unit) => unit,
-            FeedForward::Experts(experts) => return self.mixture(rows, index, layer, experts),
-        };
+        match &layer.feed_forward {
+            FeedForward::Dense(unit) => self.dense(rows, index, layer, unit)?,
+            FeedForward::Experts(experts) => self.mixture(rows, index, layer, experts)?,
+        }
+        match &layer.input {
+            Some(input) => layer_inputs::add(self, rows, index, input),
+            None => Ok(()),
+        }
+    }
+
+    /// Factor of the residual stream behind the feed-forward part.
+    pub fn feed_forward_scale(&self, index: usize, layer: &Layer) -> f32 {
+        match &layer.input {
+            Some(_) => 1.0,
+            None => self.output_scales[index],
+        }
+    }
+
+    fn dense(
+        &self,
+        rows: usize,
+        index: usize,
+        layer: &Layer,
+        unit: &GatedUnit,
+    ) -> Result<(), Fault> {
         let norm = self.norm_arguments(rows, &layer.ffn_norm, Stage::GateUp.of(index));
         self.make_input(&self.ops.rmsnorm, &norm)?;
         let post_norm = layer.ffn_post_norm.as_ref();
         let output = self.end_of_block(post_norm);
         self.gated_unit(rows, (index, unit), Stage::Down.of(index), output)?;
-        let factor = self.output_scales[index];
+        let factor = self.feed_forward_scale(index, layer);
         self.add_norm(rows, post_norm, factor, Stage::Qkv.of(index + 1))
     }
 

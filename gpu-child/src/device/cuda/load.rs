@@ -145,6 +145,8 @@ fn refuse_unsupported(config: &ModelConfig, shared_bytes: u32) -> Result<(), Fau
         widths.push(("expert", experts.n_ff));
         widths.extend(experts.shared_n_ff.map(|width| ("shared expert", width)));
     }
+    let of_layers = config.ff_widths.iter().flatten();
+    widths.extend(of_layers.map(|width| ("feed-forward", *width)));
     for (what, width) in widths {
         if !width.is_multiple_of(8) {
             return refuse(format!(
@@ -312,7 +314,9 @@ fn flip_a_bit(
 mod tests {
     use super::*;
     use crate::model::catalogue::SERVED;
-    use crate::model::tiny_model::{tiny_gemma4_with_experts, tiny_mixtral, tiny_model};
+    use crate::model::tiny_model::{
+        tiny_gemma4_e2b, tiny_gemma4_with_experts, tiny_mixtral, tiny_model,
+    };
     use crate::model::{Architecture, GgufBuilder, gguf};
 
     /// Shared memory per block of an H200.
@@ -342,6 +346,8 @@ mod tests {
         assert!(near.contains("heads of 48 values"), "{near}");
         let dense = refused(&|config| config.n_ff = 36);
         assert!(dense.contains("a width of feed-forward of 36"), "{dense}");
+        let one = refused(&|config| config.ff_widths = Some(vec![96, 96, 44, 96, 96, 96]));
+        assert!(one.contains("a width of feed-forward of 44"), "{one}");
     }
 
     #[test]
@@ -391,5 +397,6 @@ mod tests {
             };
             assert_eq!(refusal(&file).is_none(), row.on_cuda, "{row:?}");
         }
+        assert_eq!(refusal(&tiny_gemma4_e2b()), None);
     }
 }

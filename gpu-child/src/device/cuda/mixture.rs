@@ -116,7 +116,7 @@ impl Mixture<'_> {
         rank.make_input(&rank.ops.rmsnorm, &of_dense)?;
         let of_experts = to_sum(room.sums, &beside.experts_post_norm);
         rank.make_input(&rank.ops.add_norm, &of_experts)?;
-        let factor = rank.output_scales[self.index];
+        let factor = rank.feed_forward_scale(self.index, layer);
         rank.add_norm(rows, layer.ffn_post_norm.as_ref(), factor, next)
     }
 

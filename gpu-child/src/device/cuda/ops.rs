@@ -3,7 +3,8 @@
 use super::context::Context;
 use super::headers::constant;
 use super::kernels::{
-    ArgmaxArgs, EmbedArgs, Geometry, Kernel, Module, RowArgs, ScatterInputsArgs, SoftcapArgs,
+    ArgmaxArgs, EmbedArgs, GatedRowsArgs, Geometry, Kernel, Module, RowArgs, ScatterInputsArgs,
+    SoftcapArgs,
 };
 use super::weights::units;
 use worker_orcd_ipc::Fault;
@@ -19,6 +20,8 @@ pub struct Ops {
     pub scale_bounded_rows: RowKernel,
     pub glu_bounded_rows: RowKernel,
     pub add_norm: RowKernel,
+    /// A gated linear unit with gate and up in different places.
+    pub glu_apart_rows: RowKernel<GatedRowsArgs>,
     pub softcap: Kernel<SoftcapArgs>,
     pub argmax: Kernel<ArgmaxArgs>,
 }
@@ -39,6 +42,7 @@ impl Ops {
                 scale_bounded_rows: RowKernel::load_bounded(module, "scale_bounded_rows")?,
                 glu_bounded_rows: RowKernel::load_bounded(module, "glu_bounded_rows")?,
                 add_norm: RowKernel::load(module, "add_norm")?,
+                glu_apart_rows: RowKernel::load(module, "glu_apart_rows")?,
                 softcap: module.kernel("softcap")?.overlapping(),
                 argmax: module.kernel("argmax")?.overlapping(),
             })

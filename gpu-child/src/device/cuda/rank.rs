@@ -98,15 +98,16 @@ impl Rank {
     }
 }
 
-/// Factors of the residual stream behind the layers of a loaded model. The launch of the norm behind a feed-forward part
-/// multiplies by them.
+/// Factors of the residual stream behind the layers of a loaded model. The launch of a layer's last norm multiplies by them:
+/// of the norm behind the part for its input by token, or behind the feed-forward part.
 fn output_scales(context: &Context, weights: &Weights) -> Result<Vec<f32>, Fault> {
     let factor = |layer: &Layer| {
-        match (&layer.output_scale, &layer.ffn_post_norm) {
-        (None, _) => Ok(1.0),
+        let has_norm = layer.ffn_post_norm.is_some() || layer.input.is_some();
+        match &layer.output_scale {
+        None => Ok(1.0),
         // SAFETY: a vector of one value.
-        (Some(scale), Some(_)) => Ok(unsafe { read(context, weights.vector(scale), 1) }?[0]),
-        (Some(_), None) => Err(Fault::ModelLoad {
+        Some(scale) if has_norm => Ok(unsafe { read(context, weights.vector(scale), 1) }?[0]),
+        Some(_) => Err(Fault::ModelLoad {
             message: "a factor of a layer's output without a norm in front of it is not supported on CUDA"
                 .to_owned(),
         }),

@@ -53,6 +53,8 @@ pub struct Buffers {
     pub ff: DevicePtr<f32>,
     /// Inputs of down from the product of gate and up, after the rows of such a norm.
     pub gated: DevicePtr<u16>,
+    /// Inputs by token of all layers, `[tokens, layers * width]`; null without any.
+    pub layer_inputs: DevicePtr<f32>,
     /// Another input of a product, and the powers of two of its rows.
     pub act: DevicePtr<u16>,
     pub scale: DevicePtr<f32>,
@@ -79,13 +81,21 @@ impl Buffers {
         // A packed layout has whole groups of eight rows.
         let packed_rows = tokens.next_multiple_of(8);
         let gated = packed_rows * units(n_ff) * UNIT;
-        let widest = units(n_embd.max(outputs_width(config)).max(n_ff)) * UNIT;
+        let input = config.layer_input.unwrap_or(0);
+        let widest = units(n_embd.max(outputs_width(config)).max(n_ff).max(input)) * UNIT;
         let head_rows = head_rows(config, tokens);
-        let ff = places.buffer((tokens * 2 * n_ff).max(tokens * n_embd + gated / 2));
+        // Parts of the inputs of all layers are made there, too.
+        let inputs = tokens * config.n_layers * input;
+        let ff = (tokens * 2 * n_ff).max(tokens * n_embd + gated / 2);
+        let ff = places.buffer(ff.max(inputs));
         Self {
             x: places.buffer(tokens * n_embd),
             ff,
             gated: ff.add(tokens * n_embd).cast(),
+            layer_inputs: match inputs {
+                0 => DevicePtr::NULL,
+                inputs => places.buffer(inputs),
+            },
             act: places.buffer(packed_rows * widest),
             scale: places.buffer(tokens),
             norm: places.buffer(head_rows * n_embd),

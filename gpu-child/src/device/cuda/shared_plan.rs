@@ -196,6 +196,7 @@ mod tests {
             n_mtp_layers: 0,
             n_embd,
             n_ff,
+            ff_widths: None,
             experts: None,
             n_heads,
             n_kv_heads: 2,
@@ -222,6 +223,8 @@ mod tests {
             near_heads: None,
             normalizes_values: false,
             logit_cap: None,
+            shared_kv_layers: 0,
+            layer_input: None,
         }
     }
 

@@ -2,7 +2,7 @@ use super::*;
 use crate::model::Temperature;
 use crate::model::gguf::parse;
 use crate::model::gguf_builder::{GgufBuilder, Meta};
-use crate::model::tiny_model::{HEAD_DIM, LOGIT_CAP, WINDOW, tiny_model};
+use crate::model::tiny_model::{HEAD_DIM, LOGIT_CAP, WINDOW, tiny_gemma4_e2b, tiny_model};
 use worker_orcd_kernels::reference::rope::RopePairs;
 
 fn config(file: &GgufBuilder, max_sequence_tokens: Option<u32>) -> Result<ModelConfig, ModelError> {
@@ -287,6 +287,74 @@ fn gemma4_has_heads_of_two_kinds_and_two_rotations() {
     assert_eq!((read.attention_scale, read.embedding_scale), (1.0, 8.0));
     assert_eq!(read.logit_cap, Some(LOGIT_CAP));
     assert!(read.normalizes_values && read.experts.is_none());
+    assert_eq!((read.shared_kv_layers, read.layer_input), (0, None));
+    assert_eq!((read.kv_layers(), read.ff_widths), (6, None));
+}
+
+#[test]
+fn the_last_layers_of_gemma4_e2b_share_keys_and_values_and_are_wider() {
+    let read = config(&tiny_gemma4_e2b(), None).unwrap();
+    assert_eq!((read.kv_layers(), read.layer_input), (3, Some(24)));
+    let layers = [0, 1, 2, 3, 4, 5];
+    let earlier = layers.map(|layer| read.kv_layer(layer));
+    assert_eq!(earlier, [0, 1, 2, 1, 1, 2], "the last of each kind");
+    let widths = layers.map(|layer| read.n_ff_of(layer));
+    assert_eq!(widths, [96, 96, 96, 192, 192, 192]);
+    assert_eq!(read.n_ff, 192, "the largest");
+    let file = |widths| {
+        let file = tiny_model(Architecture::Gemma4);
+        file.meta("gemma4.feed_forward_length", Meta::I32s(widths))
+    };
+    let equal = config(&file(vec![96; 6]), None).unwrap();
+    assert_eq!((equal.n_ff, equal.ff_widths), (96, None));
+    let refused = refusal(file(vec![96; 5]));
+    assert!(refused.contains("5 entries for 6 layers"), "{refused}");
+    for wrong in [0, -96] {
+        let refused = refusal(file(vec![96, 96, wrong, 96, 96, 96]));
+        assert!(refused.contains("must be positive numbers"), "{refused}");
+    }
+}
+
+#[test]
+fn shared_keys_and_values_and_inputs_of_layers_that_cannot_be_computed_are_refused_by_name() {
+    let sharing = |shared: u32| {
+        let file = tiny_model(Architecture::Gemma4);
+        refusal(file.meta("gemma4.attention.shared_kv_layers", shared))
+    };
+    for (shared, what) in [
+        (7, "7 of 6 layers leave fewer than two"),
+        (5, "5 of 6 layers leave fewer than two"),
+        // The last layer with its own has a window, and so has the one before it.
+        (4, "layer 2 with keys and values"),
+        // The one before the last has full attention.
+        (2, "layer 4 with keys and values"),
+    ] {
+        let message = sharing(shared);
+        assert!(
+            message.contains(what) && message.contains("shared_kv_layers"),
+            "{message}"
+        );
+    }
+    for (key, what) in [
+        (
+            "attention.shared_kv_layers",
+            "keys and values of earlier ones",
+        ),
+        (
+            "embedding_length_per_layer_input",
+            "embeddings for each layer",
+        ),
+    ] {
+        let key = format!("gemma3.{key}");
+        let message = refusal(tiny_model(Architecture::Gemma3).meta(&key, 1_u32));
+        assert!(
+            message.contains(what) && message.contains(&key),
+            "{message}"
+        );
+    }
+    let key = "gemma4.embedding_length_per_layer_input";
+    let message = refusal(tiny_model(Architecture::Gemma4).meta(key, 12_u32));
+    assert!(message.contains("not a multiple of 8"), "{message}");
 }
 
 #[test]
@@ -297,17 +365,6 @@ fn what_gemma4_files_need_and_is_not_computed_is_refused_by_name() {
     let windows = "attention.sliding_window_pattern";
     let kv_heads = "attention.head_count_kv";
     for (key, value, what) in [
-        ("attention.shared_kv_layers", 2_u32.into(), "E2B and E4B"),
-        (
-            "embedding_length_per_layer_input",
-            256_u32.into(),
-            "embeddings for each layer",
-        ),
-        (
-            "feed_forward_length",
-            Meta::I32s(vec![96, 96, 96, 96, 192, 192]),
-            "differs by layer",
-        ),
         (windows, 3_u32.into(), "a list of layers"),
         (windows, Meta::I32s(vec![1, 1, 0]), "3 entries for 6 layers"),
         (

@@ -1,7 +1,7 @@
 use super::*;
 use crate::model::GgufBuilder;
 use crate::model::gguf::parse;
-use crate::model::tiny_model::{tiny_gemma4_with_experts, tiny_model};
+use crate::model::tiny_model::{tiny_gemma4_e2b, tiny_gemma4_with_experts, tiny_model};
 use crate::model::{Architecture, FileWeights, ModelConfig, TensorView};
 use std::convert::Infallible;
 
@@ -143,4 +143,39 @@ fn every_tensor_is_mapped_once_and_in_the_order_of_the_arena() {
         of_layer(2),
         [&qwen3[..3], &qwen3[4..7], &of_gemma4].concat()
     );
+}
+
+#[test]
+fn inputs_of_layers_are_mapped_behind_the_embedding_and_behind_each_feed_forward_part() {
+    let found = names_of(tiny_gemma4_e2b());
+    let first = [
+        "output.weight",
+        "token_embd.weight",
+        "per_layer_token_embd.weight",
+        "per_layer_model_proj.weight",
+        "per_layer_proj_norm.weight",
+        "blk.0.attn_norm.weight",
+    ];
+    assert_eq!(found[..first.len()], first);
+    let of_last: Vec<&str> = found
+        .iter()
+        .filter_map(|name| name.strip_prefix("blk.5."))
+        .collect();
+    let expected = [
+        "attn_norm.weight",
+        "attn_q.weight",
+        "attn_q_norm.weight",
+        "attn_output.weight",
+        "post_attention_norm.weight",
+        "ffn_norm.weight",
+        "ffn_gate.weight",
+        "ffn_up.weight",
+        "ffn_down.weight",
+        "post_ffw_norm.weight",
+        "inp_gate.weight",
+        "proj.weight",
+        "post_norm.weight",
+        "layer_output_scale.weight",
+    ];
+    assert_eq!(of_last, expected);
 }

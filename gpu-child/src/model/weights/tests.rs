@@ -2,7 +2,9 @@ use super::*;
 use crate::model::Architecture;
 use crate::model::gguf::parse;
 use crate::model::gguf_builder::GgufBuilder;
-use crate::model::tiny_model::{tiny_gemma4_with_experts, tiny_mixtral, tiny_model};
+use crate::model::tiny_model::{
+    tiny_gemma4_e2b, tiny_gemma4_with_experts, tiny_mixtral, tiny_model,
+};
 
 fn load<T>(file: &GgufBuilder, look: impl FnOnce(&FileWeights<'_>) -> T) -> Result<T, ModelError> {
     let bytes = file.build();
@@ -227,11 +229,11 @@ fn gemma4_has_values_that_are_keys_where_attention_is_full() {
         for (index, layer) in weights.layers.iter().enumerate() {
             let attention = attention(layer);
             let is_whole = (index + 1) % 3 == 0;
-            assert_eq!(attention.keys_are_values, is_whole);
-            let (rows, matrices) = match is_whole {
-                true => ([128, 32, 32], 3),
-                false => ([64, 64, 64], 4),
+            let (kv, rows, matrices) = match is_whole {
+                true => (KvOrigin::KeysAreValues, [128, 32, 32], 3),
+                false => (KvOrigin::Projected, [64, 64, 64], 4),
             };
+            assert_eq!(attention.kv, kv);
             assert_eq!(attention.qkv.map(|linear| linear.weight.rows), rows);
             // Without the three of the feed-forward part.
             assert_eq!(layer.linears().count() - 3, matrices);
@@ -247,6 +249,68 @@ fn gemma4_has_values_that_are_keys_where_attention_is_full() {
     assert!(!load(&optional, scale).unwrap());
     let message = refusal(tiny_model(Architecture::Gemma3).without_tensor("blk.5.attn_v.weight"));
     assert_eq!(message, "tensor blk.5.attn_v.weight is missing");
+}
+
+#[test]
+fn gemma4_e2b_has_inputs_of_layers_and_no_keys_and_values_in_its_last_ones() {
+    load(&tiny_gemma4_e2b(), |weights| {
+        let inputs = weights.layer_inputs.as_ref().expect("inputs");
+        let projection = inputs.projection.weight;
+        let shapes = [inputs.table, projection].map(|it| (it.rows, it.cols));
+        assert_eq!(shapes, [(259, 144), (144, 64)]);
+        assert_eq!(inputs.norm.cols, 24);
+        for (index, layer) in weights.layers.iter().enumerate() {
+            let attention = attention(layer);
+            let is_last = index >= 3;
+            assert_eq!(attention.has_kv(), !is_last);
+            assert_eq!(attention.k_norm.is_some(), !is_last);
+            let n_ff = if is_last { 192 } else { 96 };
+            assert_eq!(rows(dense(layer)), [n_ff, n_ff, 64]);
+            let input = layer.input.as_ref().expect("an input");
+            let rows = [input.gate, input.output].map(|linear| linear.weight.rows);
+            assert_eq!(rows, [24, 64]);
+            // Queries, output, the feed-forward part, and the input.
+            let matrices = layer.linears().count();
+            assert_eq!(matrices, [9, 9, 8, 7, 7, 7][index]);
+        }
+        let names = weights.matrices().map(|matrix| matrix.name);
+        let of_inputs = names.filter(|name| name.starts_with("per_layer"));
+        assert_eq!(of_inputs.count(), 2);
+    })
+    .unwrap();
+    for name in [
+        "per_layer_token_embd.weight",
+        "per_layer_model_proj.weight",
+        "per_layer_proj_norm.weight",
+        "blk.1.inp_gate.weight",
+        "blk.5.proj.weight",
+        "blk.0.post_norm.weight",
+        "blk.2.attn_k.weight",
+        "blk.1.attn_k_norm.weight",
+        "blk.4.attn_q_norm.weight",
+    ] {
+        let message = refusal(tiny_gemma4_e2b().without_tensor(name));
+        assert_eq!(message, format!("tensor {name} is missing"));
+    }
+}
+
+/// llama.cpp loads them and does not use them.
+#[test]
+fn keys_and_values_of_layers_that_share_those_of_others_are_left_in_the_file() {
+    let values = vec![0.5; 64 * 64];
+    let tensor = |file: GgufBuilder, name: &str, dims: &[u64]| {
+        let len = dims.iter().product::<u64>() as usize;
+        file.tensor_f32(name, dims, &values[..len])
+    };
+    let mut file = tensor(tiny_gemma4_e2b(), "blk.3.attn_k.weight", &[64, 64]);
+    file = tensor(file, "blk.3.attn_v.weight", &[64, 64]);
+    file = tensor(file, "blk.3.attn_k_norm.weight", &[16]);
+    let matrices = |weights: &FileWeights<'_>| weights.layers[3].linears().count();
+    assert_eq!(load(&file, matrices).unwrap(), 7);
+    let wrong = tensor(tiny_gemma4_e2b(), "blk.3.attn_k.weight", &[64, 32]);
+    assert!(refusal(wrong).contains("blk.3.attn_k.weight: "));
+    let wide = tensor(tiny_gemma4_e2b(), "blk.3.ffn_up.weight", &[64, 64]);
+    assert!(refusal(wide).contains("says [64, 192, 1, 1]"));
 }
 
 #[test]
