@@ -197,7 +197,7 @@ def main():
     arguments.add_argument("--only", default="", help="a substring of ARCHITECTURE-TYPE")
     options = arguments.parse_args()
 
-    jobs = [*architectures.every_job(), architectures.Job("gemma3-62-layers-F32", LARGEST_GEMMA, "F32", 1)]
+    jobs = [*architectures.every_job(fewer=False), architectures.Job("gemma3-62-layers-F32", LARGEST_GEMMA, "F32", 1)]
     jobs = [job for job in jobs if options.only in job.name]
     seen = [change for change in SEEN if options.only in f"{change.variant}-F32"]
     otherwise = [change for change in DEFINED_OTHERWISE if options.only in f"{change.variant}-F32"]

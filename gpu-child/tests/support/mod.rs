@@ -3,6 +3,7 @@
 mod configs;
 pub mod forward;
 pub mod laws;
+mod layer_inputs;
 
 pub use configs::*;
 
@@ -14,8 +15,7 @@ use worker_orcd_gpu::device::{
 };
 use worker_orcd_gpu::model::{
     Attention, DeltaNet, DeltaNetConfig, DenseBeside, Experts, FeedForward, FileLinear,
-    FileWeights, GatedUnit, KvOrigin, Layer, LayerInput, LayerInputs, Linear, Mixer, ModelConfig,
-    SharedExpert, TensorView,
+    FileWeights, GatedUnit, KvOrigin, Layer, Linear, Mixer, ModelConfig, SharedExpert, TensorView,
 };
 use worker_orcd_ipc::{Drawn, Fault, KvReaders, RequestId, Sampling, TokenId};
 use worker_orcd_kernels::TensorType;
@@ -112,8 +112,6 @@ const DELTA_NET: usize = 9;
 /// Additional tensors per layer of Gemma 4, after all others: norms of the dense unit's output, of the experts' input and
 /// output, factors of the router's input, of each expert's output, and of the layer's.
 const GEMMA4: usize = 6;
-/// Tensors of a layer's input by token.
-const OF_INPUT: usize = 3;
 
 impl Model {
     /// A model with matrices of the given types, biases on Q, K and V, and norms on the heads of Q and K.
@@ -284,59 +282,6 @@ impl Model {
         self.config.experts.filter(|it| it.has_choice_bias)?;
         let first = self.tensors.len() - self.config.n_layers;
         Some(self.tensors[first + layer].view())
-    }
-
-    /// Table and output have the type of values, with short blocks; the others those of queries and keys.
-    fn push_layer_inputs(&mut self, types: Types) {
-        let Some(width) = self.config.layer_input else {
-            return;
-        };
-        let (n_embd, vocab) = (self.config.n_embd, self.config.vocab_size);
-        let all = self.config.n_layers * width;
-        // What norms take is about as large as the root of their epsilon.
-        let of_all = [
-            (types[2], vocab, all, 0.2),
-            (types[0], all, n_embd, 0.05),
-            (TensorType::F32, 1, width, 1.0),
-        ];
-        let of_layer = [
-            (types[1], width, n_embd, 0.1),
-            (types[2], n_embd, width, 0.02),
-            (TensorType::F32, 1, n_embd, 1.0),
-        ];
-        let layers = (0..self.config.n_layers).flat_map(|_| of_layer);
-        for (ty, rows, cols, magnitude) in of_all.into_iter().chain(layers) {
-            self.layer_inputs.push(Tensor {
-                ty,
-                rows,
-                cols,
-                magnitude,
-                data: Vec::new(),
-            });
-        }
-    }
-
-    fn layer_inputs(&self) -> Option<LayerInputs<TensorView<'_>, TensorView<'_>>> {
-        let [table, projection, norm, ..] = &self.layer_inputs[..] else {
-            return None;
-        };
-        Some(LayerInputs {
-            table: table.view(),
-            projection: projection.linear(),
-            norm: norm.view(),
-        })
-    }
-
-    fn layer_input(&self, layer: usize) -> Option<LayerInput<TensorView<'_>, TensorView<'_>>> {
-        let of_layer = self.layer_inputs.get(OF_INPUT * (1 + layer)..)?;
-        let [gate, output, post_norm, ..] = of_layer else {
-            return None;
-        };
-        Some(LayerInput {
-            gate: gate.linear(),
-            output: output.linear(),
-            post_norm: post_norm.view(),
-        })
     }
 
     /// One of the additional tensors of a layer of Gemma 4.
