@@ -68,7 +68,7 @@ pub(super) struct Conventions {
     pub(super) caps_logits: bool,
     /// The last layers may attend to [keys and values of earlier ones](super::ModelConfig::kv_layer).
     pub(super) shares_kv: bool,
-    /// Layers may have [inputs by token](super::LayerInputs).
+    /// Layers may have [per-layer inputs](super::LayerInputs).
     pub(super) has_layer_inputs: bool,
     /// Dense feed-forward parts may [differ in width](super::ModelConfig::ff_widths).
     pub(super) has_ff_widths: bool,

@@ -78,7 +78,7 @@ pub const SERVED: &[Served] = &[
     Served {
         architecture: Architecture::Gemma4,
         with_key: None,
-        models: "Gemma 4 E2B, E4B, 12B and 31B, text: windows in most layers, with heads of another size; in E2B and E4B layers that share keys and values, and inputs of each layer by token",
+        models: "Gemma 4 E2B, E4B, 12B and 31B, text: windows in most layers, with heads of another size; in E2B and E4B layers that share keys and values, and per-layer embeddings",
         on_cuda: true,
         held_by: &["gemma4", "gemma4-values", "gemma4-e2b"],
     },

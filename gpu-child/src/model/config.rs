@@ -63,7 +63,7 @@ pub struct ModelConfig {
     pub delta_net: Option<DeltaNetConfig>,
     /// The last layers without keys and values of their own: [`kv_layer`](Self::kv_layer).
     pub shared_kv_layers: usize,
-    /// Width of the [inputs by token](super::LayerInputs) of each layer, if layers have them.
+    /// Width of the [per-layer inputs](super::LayerInputs) of each layer, if layers have them.
     pub layer_input: Option<usize>,
 }
 

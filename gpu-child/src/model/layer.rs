@@ -23,7 +23,7 @@ pub struct Layer<M, V> {
     pub feed_forward: FeedForward<M, V>,
     /// Norm of the feed-forward part's output.
     pub ffn_post_norm: Option<V>,
-    /// Part for the layer's input by token, behind the feed-forward part.
+    /// Part for the per-layer input, behind the feed-forward part.
     pub input: Option<LayerInput<M, V>>,
     /// Factor of the residual stream behind the layer, `[1]`.
     pub output_scale: Option<V>,
@@ -142,7 +142,7 @@ pub struct DenseBeside<M, V> {
     pub router_scale: V,
 }
 
-/// Inputs by token of all layers (Gemma 4 E2B and E4B), each `width` values, `layers * width` together. `x` is the token's
+/// Per-layer inputs of all layers (Gemma 4 E2B and E4B), each `width` values, `layers * width` together. `x` is the token's
 /// embedding, with the model's scale, and the norm is over each layer's part:
 ///
 /// ```text

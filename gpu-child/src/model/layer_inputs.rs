@@ -1,4 +1,4 @@
-//! Inputs of each layer by token: `embedding_length_per_layer_input` ([`LayerInputs`](super::LayerInputs)).
+//! Per-layer embeddings: `embedding_length_per_layer_input` ([`LayerInputs`](super::LayerInputs)).
 
 use super::config::Keys;
 use super::error::ModelError;

@@ -36,7 +36,7 @@ pub const WHOLE_HEAD_DIM: u64 = 32;
 /// The last of this many layers of Gemma 4 has full attention.
 pub const WHOLE_EVERY: u32 = 3;
 /// Of a file like Gemma 4 E2B: last layers, without keys and values of their own and with wider feed-forward parts; the width of
-/// these, and of each layer's input by token.
+/// these, and of each per-layer input.
 pub const SHARED_KV_LAYERS: u32 = 3;
 pub const WIDE_FF: u64 = 2 * N_FF;
 pub const LAYER_INPUT: u64 = 24;

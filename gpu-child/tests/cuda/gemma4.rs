@@ -1,5 +1,5 @@
 //! Gemma 4: heads of two sizes, values that are keys, norms of values, factors of layers, and experts beside a dense part; of E2B
-//! shared keys and values, and inputs of layers by token.
+//! shared keys and values, and per-layer inputs.
 //!
 //! The first two tests are small, for an interpreter of the kernels.
 

@@ -207,7 +207,7 @@ pub fn config_like_gemma4_of_large_heads() -> ModelConfig {
 }
 
 /// Like Gemma 4 E2B: the last three of six layers have the keys and values of earlier ones, and wider feed-forward parts. Layers
-/// have inputs by token. The epsilon of norms is large, so that a factor in front of a norm changes its output.
+/// have per-layer inputs. The epsilon of norms is large, so that a factor in front of a norm changes its output.
 pub fn config_like_gemma4_e2b() -> ModelConfig {
     let plain = config_like_gemma4();
     let mut positions = plain.positions.clone();

@@ -1,4 +1,4 @@
-//! Inputs of a model's layers by token.
+//! Per-layer inputs of a model.
 
 use super::{Model, Tensor, Types};
 use worker_orcd_gpu::model::{LayerInput, LayerInputs, TensorView};

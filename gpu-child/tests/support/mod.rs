@@ -91,7 +91,7 @@ impl Tensor {
 pub struct Model {
     pub config: ModelConfig,
     tensors: Vec<Tensor>,
-    /// Inputs by token: table, projection and norm, then three tensors of each layer.
+    /// Per-layer inputs: table, projection and norm, then three tensors of each layer.
     layer_inputs: Vec<Tensor>,
     /// The output shares the embedding table.
     tied: bool,

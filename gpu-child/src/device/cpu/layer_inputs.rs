@@ -1,4 +1,4 @@
-//! Inputs by token of each layer ([`LayerInputs`](crate::model::LayerInputs)): made once for a step, and added by each layer
+//! Per-layer inputs ([`LayerInputs`](crate::model::LayerInputs)): made once for a step, and added by each layer
 //! behind its feed-forward part ([`LayerInput`](crate::model::LayerInput)).
 
 use super::forward::{FEW_TOKENS, Forward};

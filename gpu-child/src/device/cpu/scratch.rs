@@ -22,7 +22,7 @@ pub struct Scratch {
     pub ff: Vec<f32>,
     /// Normalized rows, `[tokens, n_embd]`.
     pub norm: Vec<f32>,
-    /// Inputs by token of all layers, `[tokens, layers * width]`; empty without any.
+    /// Per-layer inputs of all layers, `[tokens, layers * width]`; empty without any.
     pub layer_inputs: Vec<f32>,
     pub quantized: Quantized,
     /// Angles of every rotation of the model, consecutive for each token.
@@ -168,7 +168,7 @@ struct Sizes {
     q: usize,
     qkv: usize,
     ff: usize,
-    /// Width of the inputs by token of all layers.
+    /// Width of the per-layer inputs of all layers.
     layer_inputs: usize,
     /// Width of the largest matmul input.
     widest: usize,

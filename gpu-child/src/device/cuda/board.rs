@@ -26,7 +26,7 @@ const MAX_PLACES: usize = 6;
 const MAX_RUNS: usize = 6;
 
 /// Product that a launch makes input rows for, if every product has its own launch. Gate and up often make the inputs
-/// of down themselves, without a post in between. Products of a layer's input by token belong to down.
+/// of down themselves, without a post in between. Products of a per-layer input belong to down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
     Qkv,

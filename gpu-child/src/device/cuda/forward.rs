@@ -143,7 +143,7 @@ impl Rank {
         Ok(())
     }
 
-    /// Feed-forward part of a layer, and what it adds of its input by token.
+    /// Feed-forward part of a layer, and what it adds of its per-layer input.
     pub fn feed_forward(&self, rows: usize, index: usize, layer: &Layer) -> Result<(), Fault> {
         match &layer.feed_forward {
             FeedForward::Dense(unit) => self.dense(rows, index, layer, unit)?,

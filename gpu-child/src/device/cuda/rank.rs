@@ -99,7 +99,7 @@ impl Rank {
 }
 
 /// Factors of the residual stream behind the layers of a loaded model. The launch of a layer's last norm multiplies by them:
-/// of the norm behind the part for its input by token, or behind the feed-forward part.
+/// of the norm behind the part for its per-layer input, or behind the feed-forward part.
 fn output_scales(context: &Context, weights: &Weights) -> Result<Vec<f32>, Fault> {
     let factor = |layer: &Layer| {
         let has_norm = layer.ffn_post_norm.is_some() || layer.input.is_some();

@@ -53,7 +53,7 @@ pub struct Buffers {
     pub ff: DevicePtr<f32>,
     /// Inputs of down from the product of gate and up, after the rows of such a norm.
     pub gated: DevicePtr<u16>,
-    /// Inputs by token of all layers, `[tokens, layers * width]`; null without any.
+    /// Per-layer inputs of all layers, `[tokens, layers * width]`; null without any.
     pub layer_inputs: DevicePtr<f32>,
     /// Another input of a product, and the powers of two of its rows.
     pub act: DevicePtr<u16>,
