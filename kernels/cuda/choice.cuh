@@ -18,7 +18,7 @@ enum Weighing : int {
     RENORMALIZED_SIGMOID = 4,  // the same, divided by the sum of those of the chosen
 };
 
-// Of weights, the least divisor: llama.cpp's.
+// Least divisor of weights, as in llama.cpp.
 constexpr float LEAST_SUM = 0x1p-14f;
 
 // Probabilities over all experts, of which a lane has PER logits, in the order of their bits, NaN above all; never zero.
@@ -46,6 +46,21 @@ DEVICE uint32_t rank_of_logit(float logit) {
 }
 DEVICE float logit_of(uint32_t rank) { return __uint_as_float(rank >> 31 ? rank & 0x7FFFFFFF : ~rank); }
 
+// The largest of all lanes' ranks, and the expert that has it; of equals the lower one.
+struct Top {
+    uint32_t rank;
+    int expert;
+};
+template <int PER> DEVICE Top top_of(const uint32_t (&rank)[PER], int lane) {
+    uint32_t best = 0;
+    int expert = lane;
+#pragma unroll
+    for (int i = 0; i < PER; i++)
+        if (rank[i] > best) best = rank[i], expert = 32 * i + lane;
+    const uint32_t top = __reduce_max_sync(~0u, best);
+    return {top, int(__reduce_min_sync(~0u, best == top ? expert : MAX_EXPERTS))};
+}
+
 // The choice among experts of which a lane has the logits of PER, 32 apart, from the most likely on. Choice c is written by
 // lane c % 32. Past the last expert a logit is minus infinity.
 template <int PER> DEVICE void choose_experts(float (&p)[PER], int experts, int used, int weighing, Choice* choices, int lane) {
@@ -64,13 +79,7 @@ template <int PER> DEVICE void choose_experts(float (&p)[PER], int experts, int 
     float total = 0.0f, largest = 0.0f;
 #pragma unroll 1
     for (int c = 0; c < used; c++) {
-        uint32_t best = 0;
-        int expert = lane;
-#pragma unroll
-        for (int i = 0; i < PER; i++)
-            if (rank[i] > best) best = rank[i], expert = 32 * i + lane;
-        const uint32_t top = __reduce_max_sync(~0u, best);
-        expert = __reduce_min_sync(~0u, best == top ? expert : MAX_EXPERTS);
+        const auto [top, expert] = top_of(rank, lane);
 #pragma unroll
         for (int i = 0; i < PER; i++)
             if (32 * i + lane == expert) rank[i] = 0;
@@ -85,7 +94,7 @@ template <int PER> DEVICE void choose_experts(float (&p)[PER], int experts, int 
 }
 
 // The same by scores: probabilities over all experts, or sigmoids of logits, each with a bias that is not part of the weight.
-// `bias` may be null. A score that is not a number makes all weights such.
+// `bias` may be null. If a score is NaN, so are all weights.
 template <int PER> DEVICE void choose_by_scores(float (&p)[PER], const float* bias, int experts, int used, int weighing, Choice* choices, int lane) {
     uint32_t rank[PER];
     if (weighing >= SIGMOID) {
@@ -110,13 +119,7 @@ template <int PER> DEVICE void choose_by_scores(float (&p)[PER], const float* bi
     float total = 0.0f;
 #pragma unroll 1
     for (int c = 0; c < used; c++) {
-        uint32_t best = 0;
-        int expert = lane;
-#pragma unroll
-        for (int i = 0; i < PER; i++)
-            if (rank[i] > best) best = rank[i], expert = 32 * i + lane;
-        const uint32_t top = __reduce_max_sync(~0u, best);
-        expert = __reduce_min_sync(~0u, best == top ? expert : MAX_EXPERTS);
+        const int expert = top_of(rank, lane).expert;
         float weight = 0.0f;
 #pragma unroll
         for (int i = 0; i < PER; i++)

@@ -1,5 +1,6 @@
 // Rows of norm.cuh that are multiplied by gates: outputs of attention by the sigmoid of theirs, and those of a delta net, after a
-// norm of each head, by SiLU of theirs. They take the place of scale_rows in norm.cu. And gates apart from their up.
+// norm of each head, by SiLU of theirs. They take the place of scale_rows in norm.cu. And the
+// gated linear unit with gate and up in different places.
 //
 // A lane has eight columns of a row, all of one head. The squares of a head are added as a lane's eight, then by a butterfly
 // over the head's lanes.

@@ -1,7 +1,7 @@
 // RMS norms of queries and of keys over all heads of a row, in place, in front of rope_kv.cu.
 //
-// The grid is (rows, 2): a block has the queries of a row or its keys. A thread adds the squares of every so-many-th column, a warp
-// its lanes' sums by a butterfly, and each thread those of the warps in ascending order.
+// The grid is (rows, 2): a block has the queries of a row or its keys. A thread adds the squares of every JOINT_NORM_THREADS-th
+// column, a warp its lanes' sums by a butterfly, and each thread those of the warps in ascending order.
 #pragma once
 #include "hopper.cuh"
 

@@ -44,12 +44,12 @@ fn adopted(client: &Client) -> u64 {
     tokens
 }
 
-/// The stream is as long as one may be, so that it does not end before the last death, and it is not read to its end.
+/// The stream is as long as one may be, so that it does not end before the last death. Its first two hundred tokens are read.
 #[test]
 fn a_stream_goes_on_with_the_pages_of_every_child_that_died_under_it() {
     let worker = with_standby().start();
     let client = worker.client();
-    let alone = Bystander::new(client.clone(), body(200, 100)).alone();
+    let alone = Bystander::new(client.clone(), body(200, 250)).alone();
     standby(&worker);
     let mut stream = Bystander::new(client.clone(), body(200, 2048)).begin();
     let mut sum = 0;
@@ -67,10 +67,12 @@ fn a_stream_goes_on_with_the_pages_of_every_child_that_died_under_it() {
         assert!(tokens >= 200 && tokens.is_multiple_of(EVERY), "{tokens}");
         sum += tokens;
     }
-    stream.more(20);
+    stream.more(150);
     let text = stream.text();
     assert!(alone.starts_with(text), "{text:?} of {alone:?}");
     assert_eq!(adopted(&client), sum);
+    let recoveries = client.try_metrics(["worker_orcd_recoveries_total"]);
+    assert_eq!(recoveries.expect("the metrics"), [3]);
 }
 
 /// Holds whether or not the streams reach the next child at once.
