@@ -2,11 +2,11 @@
 
 use serde_json::Value;
 use std::time::Duration;
+use worker_orcd_api::answer_format::OpenAiOptions;
 use worker_orcd_api::choices::Layout;
 use worker_orcd_api::execute::events::{ExecuteEvents, Started};
 use worker_orcd_api::openai::stream::Chunks;
 use worker_orcd_api::openai::{Header, Kind};
-use worker_orcd_api::presentation::OpenAiOptions;
 use worker_orcd_api::render::Render;
 use worker_orcd_requests::error_code::ErrorCode;
 use worker_orcd_requests::{Completion, Drafts, Failure, Piece, StopReason};

@@ -143,7 +143,7 @@ fn load(model: &support::Model) -> Result<Loaded, worker_orcd_ipc::Fault> {
         suppressed: Vec::new(),
         rank_head: None,
         adopts_from: None,
-        mailbox: None,
+        late_fd_socket: None,
     })
 }
 

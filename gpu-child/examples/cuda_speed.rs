@@ -39,7 +39,7 @@ const UNTIMED: usize = 8;
 const MOST_DRAFTS: usize = PAGE - 1;
 
 /// Parsed selection of a measurement.
-struct Wanted {
+struct Measurement {
     /// `decode`, `prompt` or `all`.
     kind: String,
     /// Sequences or tokens; none: several sizes.
@@ -47,7 +47,7 @@ struct Wanted {
     contexts: Vec<usize>,
 }
 
-impl Wanted {
+impl Measurement {
     fn parse(text: &str) -> Result<Self, BoxError> {
         let (text, contexts) = text.split_once('@').unwrap_or((text, "128"));
         let (kind, sizes) = text.split_once('=').unwrap_or((text, ""));
@@ -116,7 +116,7 @@ fn main() -> Result<(), BoxError> {
     }
     let shape = args.first().map_or("0.5b", String::as_str);
     let ty = shapes::tensor_type(args.get(1).map_or("F16", String::as_str))?;
-    let wanted = Wanted::parse(args.get(2).map_or("all", String::as_str))?;
+    let wanted = Measurement::parse(args.get(2).map_or("all", String::as_str))?;
     let sampling = shapes::sampling(args.get(3).map_or("greedy", String::as_str))?;
     let mut config = shapes::config(shape)?;
     if let Some(layers) = named.one("layers")? {
@@ -140,7 +140,7 @@ fn main() -> Result<(), BoxError> {
     let halves = 2 * config.n_layers * config.n_kv_heads * config.head_dim;
     let longest = prompts.iter().copied().chain([per_sequence, 2048]).max();
     // The device computes the size of their pages, which hold states or two kinds of heads: they get the rest of the memory.
-    let has_large_pages = config.delta_net.is_some() || config.near_heads.is_some();
+    let has_large_pages = config.delta_net.is_some() || config.sliding_heads.is_some();
     let mut model = support::Model::random_tied(config, shapes::types(shape, ty));
     model.has_head_norms = has_large_pages || shape == "30b-a3b";
     model.has_post_norms = shape.starts_with("gemma");

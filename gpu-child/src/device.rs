@@ -16,17 +16,17 @@ use worker_orcd_ipc::{DeviceFacts, Drawn, Fault, MemoryReport, RequestId, TokenI
 mod common;
 pub mod cpu;
 pub mod cuda;
-mod kv_custody;
-mod kv_geometry;
 #[cfg(feature = "fault-injection")]
-pub mod misdeed;
+pub mod injected_fault;
+mod kv_geometry;
+mod kv_transfer;
 mod open;
 
 pub use common::arena_layout::ARENA_LAYOUT;
 pub use common::manifest::KeptWeights;
 pub use common::{LoadOptions, Source};
-pub use kv_custody::{KvCustody, PageCopy, PagePart};
-pub use kv_geometry::{KvGeometry, KvGroups, NearGroups, PageId};
+pub use kv_geometry::{KvGeometry, KvGroups, PageId, SlidingGroups};
+pub use kv_transfer::{KvTransfer, PageCopy, PagePart};
 pub(crate) use open::OpenDevice;
 pub use worker_orcd_sampler::SampleWork;
 
@@ -150,19 +150,19 @@ pub trait Executor: Any + Send {
     }
 
     /// The shareable KV cache; `None` if it dies with its process.
-    fn kv_custody(&mut self) -> Option<&mut dyn KvCustody> {
+    fn kv_transfer(&mut self) -> Option<&mut dyn KvTransfer> {
         None
     }
 
     /// Progress probe for steps that do not end; requested once, after the load. A synchronous device reports progress
     /// to its [`Tap`] and needs none.
-    fn witness(&mut self) -> Option<Box<dyn Witness>> {
+    fn progress_probe(&mut self) -> Option<Box<dyn ProgressProbe>> {
         None
     }
 }
 
 /// Reader of a device's progress, for another thread than the one that waits for the device.
-pub trait Witness: Send {
+pub trait ProgressProbe: Send {
     /// Report in one line. The wait is bounded, whatever the device does.
     fn account(&mut self) -> String;
 }

@@ -2,10 +2,10 @@
 //! [answer to a query](crate::questions).
 
 use crate::confinement::{self, Allowed};
-use crate::custody::Custody;
 use crate::exit;
 #[cfg(feature = "fault-injection")]
 use crate::fault_injection;
+use crate::fd_socket::FdSocket;
 use crate::flight_recorder::FlightRecorder;
 use crate::questions::Questions;
 use crate::sentinel;
@@ -46,7 +46,7 @@ struct Serving {
     socket: PathBuf,
     /// The supervisor's socket for descriptors. Without it the model file is not handed on.
     #[arg(long)]
-    custody: Option<PathBuf>,
+    fd_socket: Option<PathBuf>,
     /// Number of this child, counted from 1.
     #[arg(long)]
     generation: u32,
@@ -58,7 +58,7 @@ struct Serving {
 /// Serves until the connection ends; never returns.
 pub fn run<L>(loader: L) -> !
 where
-    L: FnOnce(&LoadOrder, Option<&Custody>, Progress<'_>) -> Result<Loaded, Fault>,
+    L: FnOnce(&LoadOrder, Option<&FdSocket>, Progress<'_>) -> Result<Loaded, Fault>,
 {
     let (serving, allowed) = begin();
     let (connection, loader) = Connection::open(serving, &allowed, loader);
@@ -71,7 +71,7 @@ where
 #[cfg(feature = "fault-injection")]
 pub fn run_with_faults<L>(loader: L) -> !
 where
-    L: FnOnce(&LoadOrder, Option<&Custody>, Progress<'_>) -> Result<Loaded, Fault>,
+    L: FnOnce(&LoadOrder, Option<&FdSocket>, Progress<'_>) -> Result<Loaded, Fault>,
 {
     let (serving, mut allowed) = begin();
     let rules = fault_injection::rules();
@@ -127,7 +127,7 @@ impl Connection {
         impl FnOnce(&LoadOrder, Progress<'_>) -> Result<Loaded, Fault> + use<L>,
     )
     where
-        L: FnOnce(&LoadOrder, Option<&Custody>, Progress<'_>) -> Result<Loaded, Fault>,
+        L: FnOnce(&LoadOrder, Option<&FdSocket>, Progress<'_>) -> Result<Loaded, Fault>,
     {
         let mut confinement_gaps = confinement::begin(allowed);
         let lost = |what: &str, error: io::Error| -> ! {
@@ -135,16 +135,16 @@ impl Connection {
         };
         let socket = connect(serving.socket);
         let socket = socket.unwrap_or_else(|error| lost("the control socket", error));
-        let custody = serving.custody.as_deref().map(Custody::connect);
-        let custody = custody.transpose();
-        let custody = custody.unwrap_or_else(|error| lost("the socket for descriptors", error));
+        let fd_socket = serving.fd_socket.as_deref().map(FdSocket::connect);
+        let fd_socket = fd_socket.transpose();
+        let fd_socket = fd_socket.unwrap_or_else(|error| lost("the socket for descriptors", error));
         confinement_gaps.extend(confinement::enter(allowed));
-        let is_watched = custody.as_ref().is_some_and(post_sentinel);
+        let is_watched = fd_socket.as_ref().is_some_and(post_sentinel);
         let loader = move |order: &LoadOrder, progress: Progress<'_>| {
-            let loaded = loader(order, custody.as_ref(), progress);
+            let loaded = loader(order, fd_socket.as_ref(), progress);
             if !is_watched {
                 // The supervisor would take the socket's end for this process's.
-                std::mem::forget(custody);
+                std::mem::forget(fd_socket);
             }
             loaded
         };
@@ -177,8 +177,8 @@ impl Connection {
 }
 
 /// Starts the sentinel. Without it, a death by a signal is detected some milliseconds later.
-fn post_sentinel(custody: &Custody) -> bool {
-    let posted = custody.line().and_then(sentinel::post);
+fn post_sentinel(fd_socket: &FdSocket) -> bool {
+    let posted = fd_socket.line().and_then(sentinel::post);
     let posted = posted.inspect_err(|error| eprintln!("worker-orcd-gpu: no sentinel: {error}"));
     posted.is_ok()
 }

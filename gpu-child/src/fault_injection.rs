@@ -6,20 +6,20 @@
 //! ```text
 //! WORKER_ORCD_FAULTS ─ grammar ─ Rule ─ strike? ─┬─ deeds: in the step (dies, hangs, lies)
 //!                                FaultyExecutor ─┘
-//!                                                ├─ device::misdeed: on the device, before the step
+//!                                                ├─ device::injected_fault: on the device, before the step
 //!                                                └─ wire: in the next write (FaultyWriter)
 //! ```
 //!
 //! * [`grammar`] documents the rules; without the variable nothing is injected.
-//! * [`kind`] is the closed list of faults. [`executor`] applies the rules before a step is computed. [`deeds`] are
+//! * [`kind`] is the closed list of faults. [`executor`] applies the rules before a step is computed. [`engine_faults`] are
 //!   faults of the engine thread, [`escapes`] actions that the kernel refuses, [`wire`] changes of outgoing bytes.
-//!   Faults of a device are [its own](crate::device::misdeed).
+//!   Faults of a device are [its own](crate::device::injected_fault).
 //!
 //! Every fault is logged on stderr before it is injected, so that a log shows it beside the supervisor's detection.
 //! Deliberately absent: faults outside this process (the chaos runner sends signals), and wrong but plausible tokens,
 //! which are undetectable.
 
-mod deeds;
+mod engine_faults;
 mod escapes;
 mod executor;
 mod grammar;
@@ -32,7 +32,7 @@ pub use wire::FaultyWriter;
 
 use crate::device::Executor;
 use crate::device::cuda::CudaExecutor;
-use crate::device::misdeed::{Saboteur, order_flip};
+use crate::device::injected_fault::{FaultInjector, order_flip};
 use crate::serve::{Loaded, Progress};
 use executor::FaultyExecutor;
 use std::any::Any;
@@ -94,9 +94,9 @@ where
         }
         let mut loaded = loader(order, progress)?;
         let device = loaded.executor.facts().id;
-        let shares_kv = loaded.executor.kv_custody().is_some();
-        let saboteur = saboteur(&mut *loaded.executor);
-        make_ready(&rules, &device, shares_kv, saboteur)?;
+        let shares_kv = loaded.executor.kv_transfer().is_some();
+        let fault_injector = fault_injector(&mut *loaded.executor);
+        make_ready(&rules, &device, shares_kv, fault_injector)?;
         let inner = loaded.executor;
         loaded.executor = Box::new(FaultyExecutor::new(inner, rules, generation, wire));
         Ok(loaded)
@@ -105,7 +105,9 @@ where
 }
 
 /// The device, if it has faults of its own.
-fn saboteur<'a>(device: &'a mut (dyn Executor + 'static)) -> Option<&'a mut dyn Saboteur> {
+fn fault_injector<'a>(
+    device: &'a mut (dyn Executor + 'static),
+) -> Option<&'a mut dyn FaultInjector> {
     let device: &mut dyn Any = device;
     let device = device.downcast_mut::<CudaExecutor>()?;
     Some(device)
@@ -116,7 +118,7 @@ fn make_ready(
     rules: &[Rule],
     device: &str,
     shares_kv: bool,
-    saboteur: Option<&mut dyn Saboteur>,
+    fault_injector: Option<&mut dyn FaultInjector>,
 ) -> Result<(), Fault> {
     let may_come = |kind: &Kind| rules.iter().any(|rule| rule.may(*kind));
     let refused = |kind: Kind, place: &str| Fault::DeviceUnavailable {
@@ -133,10 +135,10 @@ fn make_ready(
         .into_iter()
         .filter(|kind| kind.of_device().is_some());
     let first = of_device.find(may_come);
-    if let Some(saboteur) = saboteur {
+    if let Some(fault_injector) = fault_injector {
         // The device produces a NaN itself if there is a device.
         return match first.is_some() || may_come(&Kind::NonFinite) {
-            true => saboteur.prepare(),
+            true => fault_injector.prepare(),
             false => Ok(()),
         };
     }
@@ -146,7 +148,7 @@ fn make_ready(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::misdeed::DeviceMisdeed;
+    use crate::device::injected_fault::DeviceFault;
 
     /// A device with faults of its own, which counts its preparations.
     #[derive(Default)]
@@ -154,13 +156,13 @@ mod tests {
         ready: u32,
     }
 
-    impl Saboteur for Device {
+    impl FaultInjector for Device {
         fn prepare(&mut self) -> Result<(), Fault> {
             self.ready += 1;
             Ok(())
         }
 
-        fn commit(&mut self, _: DeviceMisdeed) -> Result<(), Fault> {
+        fn commit(&mut self, _: DeviceFault) -> Result<(), Fault> {
             unreachable!("nothing is computed here")
         }
     }
@@ -189,8 +191,8 @@ mod tests {
         for of_device in [false, true] {
             let make_ready = |shares_kv| {
                 let mut device = Device::default();
-                let saboteur = of_device.then_some(&mut device as &mut dyn Saboteur);
-                make_ready(&rules, "it", shares_kv, saboteur)
+                let fault_injector = of_device.then_some(&mut device as &mut dyn FaultInjector);
+                make_ready(&rules, "it", shares_kv, fault_injector)
             };
             assert!(make_ready(true).is_ok());
             let refused = make_ready(false).unwrap_err().to_string();

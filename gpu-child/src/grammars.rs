@@ -30,7 +30,7 @@
 
 mod drafting;
 
-use crate::scheduler::Wish;
+use crate::scheduler::MaskRequest;
 use drafting::Drafting;
 use nix::time::{ClockId, clock_gettime};
 use rustix::process::{getpriority_process, setpriority_process};
@@ -161,21 +161,21 @@ impl Grammars {
     ///
     /// # Errors
     /// If the threads cannot be started, independently of the grammar.
-    pub fn hear(&mut self, wish: Wish) -> io::Result<()> {
-        match wish {
-            Wish::Begin {
+    pub fn hear(&mut self, mask_request: MaskRequest) -> io::Result<()> {
+        match mask_request {
+            MaskRequest::Begin {
                 ticket,
                 grammar,
                 generated,
                 most_forced,
             } => self.begin(ticket, (grammar, generated), most_forced)?,
-            Wish::Next {
+            MaskRequest::Next {
                 ticket,
                 tokens,
                 most_forced,
                 drafts,
             } => self.next(ticket, tokens, most_forced, drafts),
-            Wish::Forget { ticket } => self.forget(ticket),
+            MaskRequest::Forget { ticket } => self.forget(ticket),
         }
         Ok(())
     }

@@ -17,7 +17,7 @@
 //!
 //! Pages of sliding-window layers are released while their sequence runs, so they are evicted earlier than the others
 //! of their block. A prefix is reusable up to a block from which all pages in the layers' windows are present
-//! ([`Reach`]).
+//! ([`ReusablePrefix`]).
 //!
 //! A standby reserves free pages for copies of pages that another child has sealed under the same numbers, until their
 //! request arrives or cannot arrive any more.
@@ -25,7 +25,7 @@
 //! The cache compares tokens, not their hashes: two prefixes never share a page by collision.
 
 mod chain;
-mod reach;
+mod reusable_prefix;
 
 use crate::device::{KvGeometry, PageId};
 use chain::{Block, BlockKey, Place};
@@ -35,16 +35,16 @@ use std::hash::RandomState;
 use worker_orcd_ipc::TokenId;
 
 pub use chain::ChainId;
-pub use reach::Reach;
+pub use reusable_prefix::ReusablePrefix;
 
 /// Published blocks that match the beginning of a sequence of tokens.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Prefix {
-    /// Page of block `b` and group `g` at `b * groups + g`. `None` for sliding-window pages before `near_from`.
+    /// Page of block `b` and group `g` at `b * groups + g`. `None` for sliding-window pages before `sliding_from`.
     pub pages: Vec<Option<PageId>>,
     pub blocks: usize,
     /// First block with sliding-window pages.
-    pub near_from: usize,
+    pub sliding_from: usize,
     pub chain: ChainId,
 }
 
@@ -62,7 +62,7 @@ struct Page {
 
 /// Published pages without users, by time of release.
 #[derive(Debug, Default)]
-struct Kept {
+struct Unreferenced {
     count: usize,
     /// Lazy: a page that has found a user since stays here until eviction reaches it.
     queue: VecDeque<(u64, PageId)>,
@@ -78,7 +78,7 @@ pub struct KvPages {
     ahead: BTreeMap<PageId, u128>,
     /// The hash is randomly seeded: clients choose the tokens and must not be able to force collisions.
     chains: HashMap<BlockKey, Block, RandomState>,
-    kept: Kept,
+    kept: Unreferenced,
     clock: u64,
     next_chain: u64,
 }
@@ -94,7 +94,7 @@ impl KvPages {
             free: (0..geometry.pages).rev().map(PageId).collect(),
             ahead: BTreeMap::new(),
             chains: HashMap::with_capacity_and_hasher(geometry.pages as usize, RandomState::new()),
-            kept: Kept::default(),
+            kept: Unreferenced::default(),
             clock: 0,
             next_chain: 1,
         }
@@ -120,8 +120,8 @@ impl KvPages {
     /// Longest reusable published prefix of `tokens`, in whole blocks. The caller becomes a user of its pages.
     pub fn find(&mut self, tokens: &[TokenId]) -> Prefix {
         let (geometry, mut chain) = (self.geometry, ChainId::ROOT);
-        let whole = geometry.groups.whole();
-        let mut reach = Reach::of(geometry, 0, 0);
+        let whole = geometry.groups.full();
+        let mut reach = ReusablePrefix::of(geometry, 0, 0);
         let mut found: Vec<&Block> = Vec::new();
         let blocks = tokens.chunks_exact(geometry.page_tokens as usize);
         for tokens in blocks.filter(|_| self.shares_prefixes) {
@@ -137,15 +137,15 @@ impl KvPages {
             found.push(block);
         }
         found.truncate(reach.longest());
-        let near_from = reach.near_from();
+        let sliding_from = reach.sliding_from();
         let pages = found.iter().enumerate().flat_map(|(index, block)| {
             let pages = block.pages.iter().enumerate();
-            pages.map(move |(group, page)| page.filter(|_| group < whole || index >= near_from))
+            pages.map(move |(group, page)| page.filter(|_| group < whole || index >= sliding_from))
         });
         let prefix = Prefix {
             pages: pages.collect(),
             blocks: found.len(),
-            near_from,
+            sliding_from,
             chain: found.last().map_or(ChainId::ROOT, |block| block.chain),
         };
         for page in prefix.pages.iter().flatten() {
@@ -313,7 +313,7 @@ impl KvPages {
         };
         block.pages[group] = None;
         let is_of_use =
-            group >= self.geometry.groups.whole() && block.pages.iter().any(Option::is_some);
+            group >= self.geometry.groups.full() && block.pages.iter().any(Option::is_some);
         if is_of_use {
             return;
         }

@@ -17,12 +17,12 @@
 //! Deliberately absent: text (the supervisor's), HTTP, retries, and any fallback from one device to another.
 
 pub mod confinement;
-pub mod custody;
 pub mod device;
 pub mod entry;
 pub mod exit;
 #[cfg(feature = "fault-injection")]
 pub mod fault_injection;
+pub mod fd_socket;
 pub mod flight_recorder;
 pub mod grammars;
 pub mod kv_pages;

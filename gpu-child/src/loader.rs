@@ -7,8 +7,8 @@
 //! The model's identity is computed from the loaded data, not from the file: a file that is edited while it is read has
 //! no single content.
 
-use crate::custody::Custody;
 use crate::device::{Executor, KeptWeights, LoadOptions, OpenDevice, Source};
+use crate::fd_socket::FdSocket;
 use crate::model::{
     GgufFile, Header, ModelConfig, ModelError, ModelWeights, model_facts, rank_head,
     sampling_advice, suppressed_tokens, tokenizer_facts,
@@ -34,7 +34,7 @@ use worker_orcd_ipc::{
 /// changed.
 pub fn load(
     order: &LoadOrder,
-    custody: Option<&Custody>,
+    fd_socket: Option<&FdSocket>,
     progress: Progress<'_>,
 ) -> Result<Loaded, Fault> {
     // Opening the device and reading the header run in parallel: the device takes longer.
@@ -46,7 +46,7 @@ pub fn load(
                 message: format!("a thread cannot be started: {error}"),
             })?;
         let opened = || device.join().unwrap_or_else(|panic| resume_unwind(panic));
-        load_on(opened, order, custody, progress)
+        load_on(opened, order, fd_socket, progress)
     })
 }
 
@@ -54,11 +54,11 @@ pub fn load(
 fn load_on(
     device: impl FnOnce() -> Result<OpenDevice, Fault>,
     order: &LoadOrder,
-    custody: Option<&Custody>,
+    fd_socket: Option<&FdSocket>,
     progress: Progress<'_>,
 ) -> Result<Loaded, Fault> {
     let path = Path::new(&order.model_path);
-    let file = model_file(order, custody, path)?;
+    let file = model_file(order, fd_socket, path)?;
     let header = file.header().map_err(|error| fault(error.into()))?;
     let sequence_tokens = sequence_tokens(order, &header).map_err(fault)?;
     let config = ModelConfig::from_gguf(&header, Some(sequence_tokens)).map_err(fault)?;
@@ -71,9 +71,9 @@ fn load_on(
     let sampling = sampling_advice(&header, model.vocab_size);
     let suppressed = suppressed_tokens(&header, model.vocab_size).map_err(fault)?;
     // In the order in which the supervisor sends them.
-    let kept = kept_weights(order, custody)?;
-    let other = other_kv(order, custody)?;
-    let mailbox = mailbox(order, custody)?;
+    let kept = kept_weights(order, fd_socket)?;
+    let other = other_kv(order, fd_socket)?;
+    let late_fd_socket = late_fd_socket(order, fd_socket)?;
     let options = LoadOptions {
         kv_cache_bytes: order.kv_cache_bytes,
         // Every running sequence has its token besides a whole prefill chunk.
@@ -99,17 +99,17 @@ fn load_on(
     let device = device()?;
     let mut progress = |done, total| progress(done, total);
     let mut placed = device.load(source, order, options, &mut progress)?;
-    if let Some(custody) = custody {
+    if let Some(fd_socket) = fd_socket {
         if order.model_file == ModelFile::AtPath {
             for file in file.files() {
-                hand_over(custody, FdKind::ModelFile, file);
+                hand_over(fd_socket, FdKind::ModelFile, file);
             }
         }
         if let Some(memory) = &placed.memory {
-            hand_over(custody, FdKind::Weights, memory);
+            hand_over(fd_socket, FdKind::Weights, memory);
         }
     }
-    let adopts_from = share_kv(&mut *placed.executor, other, custody);
+    let adopts_from = share_kv(&mut *placed.executor, other, fd_socket);
     Ok(Loaded {
         executor: placed.executor,
         model,
@@ -121,14 +121,14 @@ fn load_on(
         rank_head: head,
         max_sequence_tokens: sequence_tokens,
         adopts_from,
-        mailbox,
+        late_fd_socket,
     })
 }
 
 /// Sends a descriptor to the supervisor. On failure the supervisor reports the gap, and the next child begins with the
 /// file.
-fn hand_over(custody: &Custody, article: FdKind, descriptor: &impl AsFd) {
-    if let Err(error) = custody.hand_over(article, descriptor) {
+fn hand_over(fd_socket: &FdSocket, article: FdKind, descriptor: &impl AsFd) {
+    if let Err(error) = fd_socket.hand_over(article, descriptor) {
         eprintln!("worker-orcd-gpu: {article:?} cannot be handed over: {error}");
     }
 }
@@ -139,17 +139,20 @@ struct OtherKv {
     memory: OwnedFd,
 }
 
-fn other_kv(order: &LoadOrder, custody: Option<&Custody>) -> Result<Option<OtherKv>, Fault> {
+fn other_kv(order: &LoadOrder, fd_socket: Option<&FdSocket>) -> Result<Option<OtherKv>, Fault> {
     let Some(source) = order.adopts_from else {
         return Ok(None);
     };
-    let memory = take(custody, FdKind::KvCache)?;
+    let memory = take(fd_socket, FdKind::KvCache)?;
     Ok(Some(OtherKv { source, memory }))
 }
 
-fn mailbox(order: &LoadOrder, custody: Option<&Custody>) -> Result<Option<Custody>, Fault> {
+fn late_fd_socket(
+    order: &LoadOrder,
+    fd_socket: Option<&FdSocket>,
+) -> Result<Option<FdSocket>, Fault> {
     match order.has_second_fd_socket {
-        true => take(custody, FdKind::SecondSocket).map(|socket| Some(Custody::of(socket))),
+        true => take(fd_socket, FdKind::SecondSocket).map(|socket| Some(FdSocket::of(socket))),
         false => Ok(None),
     }
 }
@@ -166,11 +169,11 @@ fn taken_by(other: &OtherKv) -> u64 {
 fn share_kv(
     executor: &mut dyn Executor,
     other: Option<OtherKv>,
-    custody: Option<&Custody>,
+    fd_socket: Option<&FdSocket>,
 ) -> Option<Generation> {
-    let (kv, custody) = (executor.kv_custody()?, custody?);
+    let (kv, fd_socket) = (executor.kv_transfer()?, fd_socket?);
     match kv.share() {
-        Ok(memory) => hand_over(custody, FdKind::KvCache, &memory),
+        Ok(memory) => hand_over(fd_socket, FdKind::KvCache, &memory),
         Err(fault) => eprintln!("worker-orcd-gpu: the KV cache cannot be handed over: {fault}"),
     }
     let OtherKv { source, memory } = other?;
@@ -181,24 +184,24 @@ fn share_kv(
 
 fn kept_weights(
     order: &LoadOrder,
-    custody: Option<&Custody>,
+    fd_socket: Option<&FdSocket>,
 ) -> Result<Option<KeptWeights>, Fault> {
     let Some(manifest) = order.weights.clone() else {
         return Ok(None);
     };
-    let memory = take(custody, FdKind::Weights)?;
+    let memory = take(fd_socket, FdKind::Weights)?;
     Ok(Some(KeptWeights { memory, manifest }))
 }
 
 fn model_file(
     order: &LoadOrder,
-    custody: Option<&Custody>,
+    fd_socket: Option<&FdSocket>,
     path: &Path,
 ) -> Result<GgufFile, Fault> {
     let file = match order.model_file {
         ModelFile::AtPath => GgufFile::open(path),
         ModelFile::HandedOver { parts } => {
-            let take = |_| take(custody, FdKind::ModelFile).map(File::from);
+            let take = |_| take(fd_socket, FdKind::ModelFile).map(File::from);
             let files: Result<_, _> = (0..parts).map(take).collect();
             GgufFile::map(files?, path)
         }
@@ -206,9 +209,9 @@ fn model_file(
     file.map_err(|error| fault(error.into()))
 }
 
-fn take(custody: Option<&Custody>, article: FdKind) -> Result<OwnedFd, Fault> {
+fn take(fd_socket: Option<&FdSocket>, article: FdKind) -> Result<OwnedFd, Fault> {
     let none = || std::io::Error::other("there is no socket for descriptors");
-    let taken = custody.ok_or_else(none).and_then(|it| it.take(article));
+    let taken = fd_socket.ok_or_else(none).and_then(|it| it.take(article));
     taken.map_err(|error| Fault::Io {
         message: format!("{article:?} of an earlier child: {error}"),
     })

@@ -6,29 +6,29 @@
 mod prompt;
 
 use crate::device::{Checkpoint, Tap};
-pub use prompt::{PromptRows, WantedPart};
+pub use prompt::{PromptPart, PromptRows};
 use worker_orcd_ipc::{Drawn, DrawnLogprobs, RequestId};
 use worker_orcd_sampler::logprobs;
 
 /// Rows of a step with requested log probabilities, until their sampled tokens are known.
 #[derive(Debug, Default)]
-pub struct WantedRows {
-    rows: Vec<WantedRow>,
+pub struct LogprobRows {
+    rows: Vec<LogprobRow>,
 }
 
 #[derive(Debug)]
-struct WantedRow {
+struct LogprobRow {
     request: RequestId,
     top: u8,
     /// The rows that the device has passed, in order: one, and further ones behind drafts.
     logits: Vec<Vec<f32>>,
 }
 
-impl WantedRows {
+impl LogprobRows {
     /// Rows of these requests, each with its number of most likely tokens.
     #[must_use]
     pub fn of(wanted: impl Iterator<Item = (RequestId, u8)>) -> Self {
-        let row = |(request, top)| WantedRow {
+        let row = |(request, top)| LogprobRow {
             request,
             top,
             logits: Vec::new(),
@@ -45,7 +45,7 @@ impl WantedRows {
 
     /// A tap that keeps these rows, and forwards the selection of an inner tap.
     pub fn keep<'a>(&'a mut self, inner: &'a mut dyn Tap) -> impl Tap + 'a {
-        Keeping { rows: self, inner }
+        RowRecorder { rows: self, inner }
     }
 
     /// Log probabilities of the sampled tokens with kept rows, in the order of `drawn`.
@@ -69,12 +69,12 @@ impl WantedRows {
     }
 }
 
-struct Keeping<'a> {
-    rows: &'a mut WantedRows,
+struct RowRecorder<'a> {
+    rows: &'a mut LogprobRows,
     inner: &'a mut dyn Tap,
 }
 
-impl Tap for Keeping<'_> {
+impl Tap for RowRecorder<'_> {
     fn wants(&self, request: RequestId, checkpoint: &Checkpoint) -> bool {
         let is_kept = *checkpoint == Checkpoint::Logits && self.rows.of_request(request).is_some();
         is_kept || self.inner.wants(request, checkpoint)
@@ -112,7 +112,7 @@ mod tests {
             }
         }
         let mut inner = Counter(0);
-        let mut rows = WantedRows::of([(RequestId(1), 1), (RequestId(3), 0)].into_iter());
+        let mut rows = LogprobRows::of([(RequestId(1), 1), (RequestId(3), 0)].into_iter());
         let mut tap = rows.keep(&mut inner);
         for request in [1, 2, 3].map(RequestId) {
             for checkpoint in [Checkpoint::Embedding, Checkpoint::Logits] {
@@ -133,7 +133,7 @@ mod tests {
         assert_eq!(whose, [(1, 5), (3, 5)]);
         assert_eq!(told[0].logprobs, logprobs(&[0.0, 1.0], TokenId(0), 1));
         assert_eq!(told[1].logprobs.top, []);
-        let unseen = WantedRows::of([(RequestId(1), 1)].into_iter());
+        let unseen = LogprobRows::of([(RequestId(1), 1)].into_iter());
         assert_eq!(unseen.answer(&drawn), [], "nothing is made up");
     }
 }

@@ -132,7 +132,7 @@ impl HiddenRows {
 
     /// A tap that keeps these rows, and forwards the selection of an inner tap.
     pub fn keep<'a>(&'a mut self, inner: &'a mut dyn Tap) -> impl Tap + 'a {
-        Keeping { kept: self, inner }
+        RowRecorder { kept: self, inner }
     }
 
     /// The kept rows, in the order of the device.
@@ -142,18 +142,18 @@ impl HiddenRows {
     }
 }
 
-struct Keeping<'a> {
+struct RowRecorder<'a> {
     kept: &'a mut HiddenRows,
     inner: &'a mut dyn Tap,
 }
 
-impl Keeping<'_> {
+impl RowRecorder<'_> {
     fn keeps(&self, request: RequestId, checkpoint: &Checkpoint) -> bool {
         *checkpoint == Checkpoint::Hidden && self.kept.wanted.contains(&request)
     }
 }
 
-impl Tap for Keeping<'_> {
+impl Tap for RowRecorder<'_> {
     fn wants(&self, request: RequestId, checkpoint: &Checkpoint) -> bool {
         self.keeps(request, checkpoint) || self.inner.wants(request, checkpoint)
     }

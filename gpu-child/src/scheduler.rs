@@ -16,7 +16,7 @@
 //!   prompts.
 //! * The rest of the batch goes to chunked prefill, in at most two chunks besides those that complete a prompt: equal
 //!   shares to clients, and to a client's oldest and shortest request ([`fair_queue`]). The caller, which measures
-//!   time, sets the number of prompt tokens ([`Company`]).
+//!   time, sets the number of prompt tokens ([`StepDemand`]).
 //! * A waiting request is admitted in its turn, if there is room for it ([`room`]), so that a long queue holds neither
 //!   slots nor pages. It reuses cached pages with the same prefix.
 //! * A running sequence releases pages outside its layers' windows ([`page_table`]).
@@ -36,7 +36,7 @@
 //!
 //! A request's own rules on tokens narrow the mask of its grammar, or are a mask alone ([`token_rules`]).
 //!
-//! A sequence with a reasoning budget pauses where the next allowed token depends on a token in flight ([`thoughts`]).
+//! A sequence with a reasoning budget pauses where the next allowed token depends on a token in flight ([`reasoning_budget`]).
 //!
 //! A sequence may run drafts of its next tokens with its newest one ([`drafts`]), or tokens that its grammar forces. Nothing
 //! is planned behind such a step before it ends. A sequence with likely drafts behind its token in flight waits for that
@@ -54,21 +54,21 @@ mod fair_queue;
 mod limits;
 mod page_table;
 mod prediction;
+mod reasoning_budget;
 mod room;
 mod scoring;
 mod sequence;
 mod share;
-mod thoughts;
 mod token_rules;
 
 use crate::device::{SampleWork, SequenceWork};
 use crate::kv_pages::KvPages;
-use crate::logprobs::WantedPart;
+use crate::logprobs::PromptPart;
 use crate::pooling::HiddenRow;
 pub use adoption::Adoption;
 use adoption::Seals;
 use constraint::Constraint;
-pub use constraint::Wish;
+pub use constraint::MaskRequest;
 use drafts::Allowance;
 pub use drafts::DraftCosts;
 use fair_queue::{Candidate, FairQueue};
@@ -125,7 +125,7 @@ pub struct Scheduler {
     /// Tokens forced by a grammar without sampling, reported immediately.
     forced: Vec<Drawn>,
     /// Mask requests for the grammar threads.
-    wishes: Vec<Wish>,
+    mask_requests: Vec<MaskRequest>,
     /// Number of matchers requested so far.
     tickets: u64,
     seals: Seals,
@@ -135,7 +135,7 @@ pub struct Scheduler {
 
 /// Demand of the next step before its budget of prompt tokens is set.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Company {
+pub struct StepDemand {
     /// Decoding sequences.
     pub decoding: usize,
     /// Sequences without a generated token that hold a slot or can get a free one.
@@ -174,7 +174,7 @@ impl Scheduler {
             began: Vec::new(),
             finished: Vec::new(),
             forced: Vec::new(),
-            wishes: Vec::new(),
+            mask_requests: Vec::new(),
             tickets: 0,
             seals: Seals::default(),
             counters: Counters::default(),
@@ -235,7 +235,7 @@ impl Scheduler {
 
     /// Plans the next step. `prompt_tokens` returns the budget of prompt tokens over all sequences; 0 is legal only if
     /// a sequence decodes. False if there is nothing to compute, or nothing before the end of a step with drafts.
-    pub fn plan(&mut self, prompt_tokens: impl FnOnce(Company) -> u32) -> bool {
+    pub fn plan(&mut self, prompt_tokens: impl FnOnce(StepDemand) -> u32) -> bool {
         let newest = self.flights.back().into_iter().flatten();
         if newest.clone().any(|share| share.rows > 1) {
             return false;
@@ -456,7 +456,8 @@ impl Scheduler {
         }
         // Otherwise the next plan requests the mask, with those behind its drafts.
         if sequence.has_unknown() || !sequence.may_draft(&self.limits) {
-            self.wishes.extend(sequence.next_wish(&self.limits));
+            self.mask_requests
+                .extend(sequence.next_mask_request(&self.limits));
         }
         sequence.publish(&mut self.cache);
         counted
@@ -472,7 +473,8 @@ impl Scheduler {
             sequence.draft(self.allowance, &self.limits, &mut self.cache);
         }
         for sequence in &mut self.running {
-            self.wishes.extend(sequence.next_wish(&self.limits));
+            self.mask_requests
+                .extend(sequence.next_mask_request(&self.limits));
         }
     }
 
@@ -483,7 +485,7 @@ impl Scheduler {
             running,
             waiting,
             finished,
-            wishes,
+            mask_requests,
             ..
         } = self;
         let mut goes_on = |sequence: &mut Sequence| {
@@ -492,7 +494,7 @@ impl Scheduler {
             };
             sequence.publish_end(cache);
             sequence.give_up_pages(cache);
-            wishes.extend(sequence.constraint.give_up());
+            mask_requests.extend(sequence.constraint.give_up());
             finished.push(Finished {
                 request: sequence.request,
                 reason,
@@ -580,8 +582,8 @@ impl Scheduler {
     // === grammars ===
 
     /// Requests since the last call.
-    pub fn take_wishes(&mut self) -> Vec<Wish> {
-        std::mem::take(&mut self.wishes)
+    pub fn take_mask_requests(&mut self) -> Vec<MaskRequest> {
+        std::mem::take(&mut self.mask_requests)
     }
 
     /// Applies the answer to a request: a mask, or the end of a sequence with a failed grammar. `forced`: tokens before
@@ -661,7 +663,7 @@ impl Scheduler {
         };
         self.tickets += 1;
         *ticket = Some(self.tickets);
-        self.wishes.push(Wish::Begin {
+        self.mask_requests.push(MaskRequest::Begin {
             ticket: self.tickets,
             grammar: Arc::clone(grammar),
             generated,
@@ -705,7 +707,7 @@ impl Scheduler {
     }
 
     /// Rows of the planned step that yield log probabilities of prompts.
-    pub fn prompt_rows_wanted(&self) -> impl Iterator<Item = WantedPart> {
+    pub fn prompt_rows_wanted(&self) -> impl Iterator<Item = PromptPart> {
         self.planned_sequences()
             .filter_map(|(sequence, tokens)| sequence.scored_part(tokens))
     }
@@ -724,10 +726,10 @@ impl Scheduler {
     // === size of a step, and statistics ===
 
     /// Demand of a step with planned decoding sequences.
-    fn company(&self, decoding: usize) -> Company {
+    fn company(&self, decoding: usize) -> StepDemand {
         let begun = || self.running.iter().filter(|sequence| !sequence.decodes());
         let free = (self.limits.max_running as usize).saturating_sub(self.running.len());
-        Company {
+        StepDemand {
             decoding,
             prompts: begun().count() + self.waiting.len().min(free),
             deepest: begun().map(Sequence::computed).max().unwrap_or(0),

@@ -32,8 +32,8 @@ mod watch;
 
 pub use link::Link;
 
-use crate::custody::Custody;
 use crate::device::{ARENA_LAYOUT, Executor};
+use crate::fd_socket::FdSocket;
 use crate::flight_recorder::FlightRecorder;
 use crate::pooling::RankHead;
 use reader::Conversation;
@@ -72,7 +72,7 @@ pub struct Loaded {
     /// Child with a KV cache from which sealed pages may be adopted.
     pub adopts_from: Option<Generation>,
     /// Socket over which KV caches of other devices' children arrive.
-    pub mailbox: Option<Custody>,
+    pub late_fd_socket: Option<FdSocket>,
 }
 
 /// Callback during a load: bytes done, total bytes.

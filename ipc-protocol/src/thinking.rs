@@ -4,7 +4,7 @@ use crate::ids::TokenId;
 use serde::{Deserialize, Serialize};
 
 /// Limit on the tokens between two reasoning tags. When it is reached without a closing tag, the tokens of the closing tag
-/// are forced. `gpu-child/src/scheduler/thoughts.rs` defines which tokens count.
+/// are forced. `gpu-child/src/scheduler/reasoning_budget.rs` defines which tokens count.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ThinkingBudget {
     /// Maximum number of reasoning tokens.

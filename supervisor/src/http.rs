@@ -13,7 +13,7 @@
 //!
 //! * [`health`] and [`metrics`](crate::metrics): answered from memory, never blocking.
 //! * [`responses`]: OpenAI's Responses API, on the same path. [`ollama`]: Ollama's.
-//! * [`presentation`]: responses in the formats of `worker_orcd_api`, which reads requests and writes answers. [`choices`]:
+//! * [`respond`]: responses in the formats of `worker_orcd_api`, which reads requests and writes answers. [`choices`]:
 //!   streams of an answer, which [`sse`] sends. [`held`]: answers in one piece with their room in memory.
 //! * [`texts`]: tokenize, detokenize and apply-template.
 //! * [`admin`]: operator routes and their access.
@@ -33,10 +33,12 @@ pub mod access;
 pub mod admin;
 pub mod admin_socket;
 pub mod anthropic;
+pub mod blocking_pool;
 pub mod body;
 mod choices;
 pub mod client;
 pub mod connection;
+pub mod connection_slots;
 pub mod correlation;
 pub mod crashes;
 pub mod devices;
@@ -50,19 +52,17 @@ pub mod handover;
 pub mod health;
 mod held;
 pub mod job;
-pub mod lanes;
 pub mod listen;
 pub mod ollama;
 pub mod openai;
 pub mod openapi;
 pub mod origin;
 pub mod page;
-pub mod places;
 mod pooled;
-pub mod presentation;
 pub mod received;
 pub mod refusals;
 pub mod rerank;
+pub mod respond;
 pub mod responses;
 pub mod resume;
 pub mod routes;
@@ -84,11 +84,11 @@ use axum::http::header::{ACCEPT, ALLOW, CONTENT_TYPE};
 use axum::http::{HeaderMap, HeaderValue, Request};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
+use blocking_pool::BlockingPool;
 use body::{Bodies, BodyLimits};
+use connection_slots::ConnectionSlots;
 use error::{ApiError, Dialect, HandlerError, Respond as _};
-use lanes::Lanes;
 use origin::Names;
-use places::Places;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -113,7 +113,7 @@ pub struct App {
     pub has_admin_socket: bool,
     pub limits: RequestLimits,
     pub bodies: Bodies,
-    pub lanes: Lanes,
+    pub pool: BlockingPool,
     /// Parse control tokens also in text of clients.
     pub parse_special: bool,
     /// Requests have drafts.
@@ -123,7 +123,7 @@ pub struct App {
     /// Pooling of embeddings; overrides the model file.
     pub pooling: Option<Pooling>,
     /// Connection slots, without those of the probe listener.
-    pub places: Arc<Places>,
+    pub slots: Arc<ConnectionSlots>,
     pub devices: DecidedDevices,
     pub worker_id: Uuid,
     /// Accepted host names.
@@ -160,12 +160,12 @@ impl App {
                 time: config.http.read_timeout,
                 together: config.http.max_bodies_bytes,
             }),
-            lanes: Lanes::default(),
+            pool: BlockingPool::default(),
             parse_special: config.parse_special,
             speculates: config.load.speculation != Speculation::Off,
             strict_model_name: config.strict_model_name,
             pooling: config.pooling,
-            places: Places::new(config.http.max_connections.get()),
+            slots: ConnectionSlots::new(config.http.max_connections.get()),
             devices,
             worker_id: config.worker_id,
             names: Names::of(&config.http),
@@ -183,7 +183,7 @@ impl App {
     }
 
     /// Marks all requests as handed over: a dropped stream is not a cancellation.
-    pub fn leaves(&self) {
+    pub fn hand_over(&self) {
         self.handed_over.store(true, Ordering::Release);
     }
 

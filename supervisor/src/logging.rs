@@ -46,7 +46,7 @@ const MODULES_OF_THE_ENGINE: [&str; 7] = [
     "crash",
     "driver",
     "engine",
-    "estate",
+    "handoff",
     "interpreter",
     "nvml",
 ];

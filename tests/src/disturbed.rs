@@ -1,7 +1,7 @@
 //! Streams that are disturbed in the middle by the death of the child or an upgrade of the supervisor.
 
 use crate::process;
-use crate::told::Answer;
+use crate::streamed_answer::Answer;
 use crate::worker::Worker;
 use nix::sys::signal::Signal;
 use serde_json::Value;

@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::thread;
 use worker_orcd_tests::client::{Client, EventStream, Streaming};
+use worker_orcd_tests::descriptor_store::DescriptorStore;
 use worker_orcd_tests::disturbed::Disturbance;
-use worker_orcd_tests::inheritance::DescriptorStore;
 use worker_orcd_tests::{Script, Worker, wait};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -57,7 +57,7 @@ fn counted(usage: &Value) -> Value {
 
 /// Stream as a client assembles it: text and end of each choice, and the last usage.
 #[derive(Debug, Default, PartialEq)]
-struct Told {
+struct Assembled {
     texts: BTreeMap<u64, String>,
     ends: BTreeMap<u64, String>,
     /// Chunks of each choice, without the request's ids.
@@ -65,7 +65,7 @@ struct Told {
     usage: Value,
 }
 
-impl Told {
+impl Assembled {
     fn of(events: impl Iterator<Item = String>) -> Self {
         let (mut told, mut done) = (Self::default(), 0);
         for data in events {
@@ -114,9 +114,9 @@ fn streaming(body: &Value) -> Value {
     with(body, json!({"stream": true, "stream_options": options}))
 }
 
-fn streamed(client: &Client, path: &str, body: &Value) -> Told {
+fn streamed(client: &Client, path: &str, body: &Value) -> Assembled {
     let body = streaming(body);
-    Told::of(client.stream(path, &body).map(|event| event.data))
+    Assembled::of(client.stream(path, &body).map(|event| event.data))
 }
 
 #[test]
@@ -197,7 +197,7 @@ fn a_killed_child_and_a_replaced_supervisor_leave_each_choice_as_it_is() {
         let taken = if body["n"] == 3 { 20 } else { 40 };
         for disturbance in Disturbance::ALL {
             let all = disturbance.of_stream(&worker, CHAT, &streaming(&body), taken);
-            assert_eq!(Told::of(all.into_iter()), expected, "{disturbance:?}");
+            assert_eq!(Assembled::of(all.into_iter()), expected, "{disturbance:?}");
         }
     }
     assert!(worker.generation() > Some(1), "no child died");

@@ -101,7 +101,7 @@ fn a_device_without_its_nodes_is_asked_for_before_a_child_is_begun() {
         !are_there,
         "{asked}"
     );
-    assert!(asked.contains("--custody"), "a child was begun: {asked}");
+    assert!(asked.contains("--fd-socket"), "a child was begun: {asked}");
 }
 
 /// The answer of the real program depends on the machine; it must always give one.

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use std::thread;
 use std::time::{Duration, Instant};
 use worker_orcd_tests::client::Transcript;
-use worker_orcd_tests::custody::ORDERS;
 use worker_orcd_tests::faults::{ANYWHERE, Expected, ON_A_GPU};
+use worker_orcd_tests::mappings::ORDERS;
 use worker_orcd_tests::worker::unique;
 use worker_orcd_tests::{Client, Worker, WorkerBuilder, process, wait};
 

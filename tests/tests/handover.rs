@@ -3,8 +3,8 @@
 
 use serde_json::{Value, json};
 use worker_orcd_tests::client::{Client, EventStream};
-use worker_orcd_tests::inheritance::DescriptorStore;
-use worker_orcd_tests::told::Answer;
+use worker_orcd_tests::descriptor_store::DescriptorStore;
+use worker_orcd_tests::streamed_answer::Answer;
 use worker_orcd_tests::{Script, Worker, WorkerBuilder};
 
 const EXECUTE: &str = "/execute";

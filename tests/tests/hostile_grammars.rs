@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
-use worker_orcd_tests::bench::siege::{Told, send};
+use worker_orcd_tests::bench::siege::{Outcome, send};
 use worker_orcd_tests::hostile_grammars::{hostile, siege};
 use worker_orcd_tests::process::{self, Thread};
 use worker_orcd_tests::{Client, Worker, wait};
@@ -48,8 +48,8 @@ fn held(fields: Value, tokens: usize) -> Vec<u8> {
 }
 
 /// Served, refused, or deferred, in the format of the OpenAI API.
-fn assert_is_answered(told: &Told) {
-    let Told {
+fn assert_is_answered(told: &Outcome) {
+    let Outcome {
         family,
         status,
         text,

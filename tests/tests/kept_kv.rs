@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
-use worker_orcd_tests::custody::kv_caches_of;
+use worker_orcd_tests::mappings::kv_caches_of;
 use worker_orcd_tests::{Bystander, Client, Worker, WorkerBuilder, wait};
 
 /// Positions after which the CPU device seals a page again.
@@ -55,10 +55,10 @@ fn a_stream_goes_on_with_the_pages_of_every_child_that_died_under_it() {
     let mut sum = 0;
     for _ in 0..3 {
         stream.more(10);
-        let heir = standby(&worker);
+        let successor = standby(&worker);
         worker.kill_child();
         wait::until("it to serve", || {
-            (worker.child_pid() == Some(heir)).then_some(())
+            (worker.child_pid() == Some(successor)).then_some(())
         });
         stream.more(5);
         let tokens = wait::until("a word of what was adopted", || {

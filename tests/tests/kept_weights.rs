@@ -3,7 +3,7 @@
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use worker_orcd_tests::custody::{held_by, mapped_by, weights_of};
+use worker_orcd_tests::mappings::{held_by, mapped_by, weights_of};
 use worker_orcd_tests::{Bystander, ModelCopy, process, wait};
 
 fn body() -> Value {

@@ -7,7 +7,7 @@ use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use tempfile::TempDir;
-use worker_orcd_tests::custody::{ORDERS, holders_of, kv_caches_of, mapped_by, weights_of};
+use worker_orcd_tests::mappings::{ORDERS, holders_of, kv_caches_of, mapped_by, weights_of};
 use worker_orcd_tests::worker::binary;
 use worker_orcd_tests::{Bystander, Worker, WorkerBuilder, process, wait};
 

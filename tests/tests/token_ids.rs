@@ -4,8 +4,8 @@
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use worker_orcd_tests::client::{Client, EventStream};
+use worker_orcd_tests::descriptor_store::DescriptorStore;
 use worker_orcd_tests::disturbed::Disturbance;
-use worker_orcd_tests::inheritance::DescriptorStore;
 use worker_orcd_tests::{Script, Worker};
 
 const CHAT: &str = "/v1/chat/completions";

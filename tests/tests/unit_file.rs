@@ -133,7 +133,10 @@ fn every_file_and_word_of_code_that_the_page_names_is_there() {
         ("supervisor/engine/src/child/socket.rs", "\"TMPDIR\""),
         ("supervisor/cli/src/model_name.rs", "\"XDG_CACHE_HOME\""),
         ("supervisor/src/commands/doctor/gpu.rs", "/dev/nvidiactl"),
-        ("supervisor/src/http/lanes.rs", "setpriority_process"),
+        (
+            "supervisor/src/http/blocking_pool.rs",
+            "setpriority_process",
+        ),
     ] {
         assert!(read(file).contains(word), "{file}: {word}");
     }

@@ -56,7 +56,7 @@ pub fn config(shape: &str) -> Result<ModelConfig, String> {
         has_sinks: false,
         gates_attention: false,
         delta_net: None,
-        near_heads: None,
+        sliding_heads: None,
         normalizes_values: false,
         logit_cap: None,
         shared_kv_layers: 0,
@@ -80,7 +80,7 @@ pub fn config(shape: &str) -> Result<ModelConfig, String> {
             positions: Positions {
                 window: Some(Window {
                     positions: 128,
-                    whole_every: Some(2),
+                    full_every: Some(2),
                     rope: None,
                 }),
                 ..Positions::default()
@@ -132,7 +132,7 @@ fn of_delta_nets(plain: ModelConfig, v_heads: usize) -> ModelConfig {
 
 /// Five of six layers have a window, and this number of heads of keys and values of 256 values.
 fn like_gemma4(plain: ModelConfig, kv_count: usize) -> ModelConfig {
-    let near = Rope {
+    let sliding = Rope {
         dims: 256,
         base: 1e4,
         ..plain.rope.clone()
@@ -144,8 +144,8 @@ fn like_gemma4(plain: ModelConfig, kv_count: usize) -> ModelConfig {
         positions: Positions {
             window: Some(Window {
                 positions: 1024,
-                whole_every: Some(6),
-                rope: Some(near),
+                full_every: Some(6),
+                rope: Some(sliding),
             }),
             ..Positions::default()
         },
@@ -153,7 +153,7 @@ fn like_gemma4(plain: ModelConfig, kv_count: usize) -> ModelConfig {
             factors: Some((0..pairs).map(factor).collect()),
             ..plain.rope
         },
-        near_heads: Some(Heads {
+        sliding_heads: Some(Heads {
             count: plain.n_heads,
             kv_count,
             dim: 256,

@@ -1,10 +1,10 @@
 //! Compiler: from a grammar to a matcher.
 
 use crate::bias::Words;
+use crate::cache::GrammarCache;
 use crate::captures;
 use crate::dict::DICT;
 use crate::error::GrammarError;
-use crate::kept::Kept;
 use crate::limits::parser_limits;
 use crate::matcher::Matcher;
 use crate::narrow::Narrow;
@@ -28,7 +28,7 @@ pub struct Compiler {
     words: Arc<Words>,
     narrow: Arc<Narrow>,
     vocabulary: usize,
-    kept: Mutex<Kept>,
+    kept: Mutex<GrammarCache>,
 }
 
 impl Compiler {
@@ -74,7 +74,7 @@ impl Compiler {
         })
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
+    fn kept(&self) -> MutexGuard<'_, GrammarCache> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

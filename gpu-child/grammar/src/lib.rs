@@ -21,6 +21,7 @@
 #![warn(unreachable_pub)]
 
 mod bias;
+mod cache;
 mod captures;
 mod compiler;
 mod dict;
@@ -28,7 +29,6 @@ mod error;
 mod gbnf;
 mod held;
 mod inline;
-mod kept;
 pub mod limits;
 mod mask;
 mod matcher;

@@ -25,7 +25,7 @@ mod experts;
 mod forward;
 mod head;
 mod kv;
-mod kv_custody;
+mod kv_transfer;
 mod layer_inputs;
 mod linear;
 mod load;
@@ -37,10 +37,12 @@ mod sealed;
 mod weights;
 
 use crate::device::common::batch::DrawingRow;
-use crate::device::{Batch, Executor, KvCustody, KvGeometry, LoadOptions, SampleWork, Source, Tap};
+use crate::device::{
+    Batch, Executor, KvGeometry, KvTransfer, LoadOptions, SampleWork, Source, Tap,
+};
 use crate::model::ModelConfig;
 use kv::KvCache;
-use kv_custody::KvSharing;
+use kv_transfer::KvSharing;
 pub use linear::Device;
 use scratch::Scratch;
 use std::os::fd::OwnedFd;
@@ -163,7 +165,7 @@ impl Executor for CpuExecutor {
         Ok(std::mem::take(&mut self.drawn))
     }
 
-    fn kv_custody(&mut self) -> Option<&mut dyn KvCustody> {
+    fn kv_transfer(&mut self) -> Option<&mut dyn KvTransfer> {
         self.kv.arena().is_shareable().then_some(self as _)
     }
 }

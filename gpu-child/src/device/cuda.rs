@@ -8,7 +8,7 @@
 //!
 //! * [`context`] owns one context and one stream; [`memory`] owns all device memory, by purpose;
 //!   [`kernels`] finds and launches the compiled kernels of `kernels/cuda`.
-//! * [`rank`] has everything of one context that a pass reads; [`places`] lays out its buffers.
+//! * [`rank`] has everything of one context that a pass reads; [`buffer_allocator`] lays out its buffers.
 //! * [`load`] computes the memory budget of an open device, copies the file's tensors and packs them on the device;
 //!   [`bounds`] bounds the outputs; [`residency`] then verifies that the weights are resident and unchanged.
 //! * [`plan`] lays out a batch; [`launch`] launches a step; [`forward`] is the pass; [`matmul`] selects among kernels
@@ -20,7 +20,7 @@
 //! * [`decode_step`] is the whole pass in one launch, for small batches ([`step_model`] lists the models, [`tags`] of its
 //!   exchanges, [`shared_plan`] of its blocks' memory, [`deal`] of its attention); [`graph`] records the launches of larger
 //!   ones.
-//! * [`kv_custody`] shares the KV cache between processes: seals of its pages, and copies of other caches' pages.
+//! * [`kv_transfer`] shares the KV cache between processes: seals of its pages, and copies of other caches' pages.
 //! * [`warm_up`] runs the first steps of a standby;
 //! * [`step_queue`] keeps two steps in flight; [`board`] has the progress that kernels post.
 //!
@@ -33,15 +33,16 @@
 
 mod architectures;
 mod arguments;
-mod aside;
 mod attention;
 mod board;
 mod bounds;
+mod buffer_allocator;
 mod checksum;
 mod context;
 mod deal;
 mod decode_step;
 mod delta_net;
+mod driver_thread;
 mod expert_arguments;
 mod expert_room;
 mod expert_way;
@@ -57,7 +58,7 @@ mod headers;
 mod host_memory;
 mod kernels;
 mod kv;
-mod kv_custody;
+mod kv_transfer;
 mod launch;
 mod layer_inputs;
 mod load;
@@ -68,7 +69,6 @@ mod mixers;
 mod mixture;
 mod ops;
 mod pack;
-mod places;
 mod plan;
 mod products_few;
 mod purpose;
@@ -87,16 +87,16 @@ mod weights;
 mod wide;
 
 use crate::device::{
-    Batch, Executor, KvCustody, KvGeometry, LoadOptions, SampleWork, Source, Tap, Witness,
+    Batch, Executor, KvGeometry, KvTransfer, LoadOptions, ProgressProbe, SampleWork, Source, Tap,
 };
-use aside::Aside;
 pub use context::{count_devices, outlook};
 use decode_step::DecodeStep;
+use driver_thread::DriverThread;
 use graph::Graphs;
 use head::OpenStep;
 pub(crate) use kernels::KERNELS_VARIABLE;
 pub use kernels::are_at_hand as kernels_are_at_hand;
-use kv_custody::KvSharing;
+use kv_transfer::KvSharing;
 pub use load::Device;
 use memory::Purpose;
 use rank::Rank;
@@ -126,14 +126,14 @@ pub struct CudaExecutor {
     decode_step: Option<DecodeStep>,
     graphs: Graphs,
     #[cfg(feature = "fault-injection")]
-    misdeeds: Option<faults::Misdeeds>,
+    misdeeds: Option<faults::FaultKernels>,
     residency: Residency,
     draws: Draws,
     shown: ShownRows,
     steps: StepQueue,
     /// Launched step before its draws.
     open: Option<OpenStep>,
-    aside: Aside,
+    driver_thread: DriverThread,
     rank: Rank,
 }
 
@@ -196,7 +196,7 @@ impl Executor for CudaExecutor {
     }
 
     fn memory(&self) -> MemoryReport {
-        let (free, total) = self.aside.memory();
+        let (free, total) = self.driver_thread.memory();
         let bytes = |purpose| self.rank.context.ledger().bytes(purpose);
         MemoryReport {
             total_bytes: Some(total),
@@ -253,16 +253,18 @@ impl Executor for CudaExecutor {
         self.rank.take_memory()
     }
 
-    fn kv_custody(&mut self) -> Option<&mut dyn KvCustody> {
+    fn kv_transfer(&mut self) -> Option<&mut dyn KvTransfer> {
         self.kv_sharing.is_some().then_some(self as _)
     }
 
-    fn witness(&mut self) -> Option<Box<dyn Witness>> {
-        let witness = self
+    fn progress_probe(&mut self) -> Option<Box<dyn ProgressProbe>> {
+        let progress_probe = self
             .rank
             .board
-            .witness(&self.rank.context, self.steps.ends());
-        witness.ok().map(|witness| Box::new(witness) as _)
+            .progress_probe(&self.rank.context, self.steps.ends());
+        progress_probe
+            .ok()
+            .map(|progress_probe| Box::new(progress_probe) as _)
     }
 
     fn inspect(&mut self) -> Result<(), Fault> {

@@ -29,13 +29,13 @@ pub struct KvGeometry {
 /// Groups of layers: first those with full attention, then those with a sliding window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvGroups {
-    pub whole: u32,
-    pub near: Option<NearGroups>,
+    pub full: u32,
+    pub sliding: Option<SlidingGroups>,
 }
 
 /// Sliding-window groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct NearGroups {
+pub struct SlidingGroups {
     /// Never zero.
     pub count: u32,
     /// Positions that a query sees, including its own. Never zero.
@@ -50,23 +50,23 @@ pub struct NearGroups {
 impl KvGroups {
     /// All layers have full attention.
     pub const ONE: Self = Self {
-        whole: 1,
-        near: None,
+        full: 1,
+        sliding: None,
     };
 
     #[must_use]
     pub fn count(&self) -> usize {
-        (self.whole + self.near.map_or(0, |near| near.count)) as usize
+        (self.full + self.sliding.map_or(0, |sliding| sliding.count)) as usize
     }
 
     #[must_use]
-    pub fn whole(&self) -> usize {
-        self.whole as usize
+    pub fn full(&self) -> usize {
+        self.full as usize
     }
 
     #[must_use]
-    pub fn near(&self) -> usize {
-        self.count() - self.whole()
+    pub fn sliding(&self) -> usize {
+        self.count() - self.full()
     }
 }
 
@@ -76,14 +76,14 @@ impl KvGeometry {
     #[must_use]
     pub fn tokens_in(&self, pages: u32) -> u64 {
         let tokens = u64::from(pages) * u64::from(self.page_tokens);
-        match self.groups.near {
-            Some(NearGroups {
+        match self.groups.sliding {
+            Some(SlidingGroups {
                 count,
                 checkpoints: Some(every),
                 ..
             }) => {
                 // Of so many blocks.
-                let pages = u64::from(self.groups.whole * every + count);
+                let pages = u64::from(self.groups.full * every + count);
                 tokens * u64::from(every) / pages
             }
             _ => tokens / self.groups.count() as u64,
@@ -94,14 +94,14 @@ impl KvGeometry {
     #[must_use]
     pub fn keeps_all(&self) -> bool {
         self.groups
-            .near
-            .is_none_or(|near| near.checkpoints.is_none())
+            .sliding
+            .is_none_or(|sliding| sliding.checkpoints.is_none())
     }
 
     /// True if the sliding-window pages of this block are kept for other sequences, wherever a sequence ends.
     #[must_use]
     pub fn is_checkpoint(&self, block: usize) -> bool {
-        let every = self.groups.near.and_then(|near| near.checkpoints);
+        let every = self.groups.sliding.and_then(|sliding| sliding.checkpoints);
         every.is_none_or(|every| (block + 1).is_multiple_of(every as usize))
     }
 
@@ -119,16 +119,16 @@ impl KvGeometry {
 
     /// The first block with sliding-window pages in the window of `position` or a later one.
     #[must_use]
-    pub fn near_from(&self, position: usize) -> usize {
-        let sees = |near: NearGroups| (position + 1).saturating_sub(near.window as usize);
-        self.groups.near.map_or(0, sees) / self.page_tokens as usize
+    pub fn sliding_from(&self, position: usize) -> usize {
+        let sees = |sliding: SlidingGroups| (position + 1).saturating_sub(sliding.window as usize);
+        self.groups.sliding.map_or(0, sees) / self.page_tokens as usize
     }
 
     /// End of the blocks that need sliding-window pages, in a sequence of `tokens` with `computed` positions done and
     /// the next `ahead` to compute.
     #[must_use]
-    pub fn near_to(&self, computed: usize, ahead: usize, tokens: usize) -> usize {
-        match self.groups.near {
+    pub fn sliding_to(&self, computed: usize, ahead: usize, tokens: usize) -> usize {
+        match self.groups.sliding {
             Some(_) => self.blocks(tokens.min(computed + ahead)),
             None => 0,
         }
@@ -137,7 +137,9 @@ impl KvGeometry {
     /// Positions of a prompt with sliding-window pages ahead of the computed ones, if there are enough pages.
     #[must_use]
     pub fn ahead(&self) -> usize {
-        self.groups.near.map_or(1, |near| near.ahead as usize)
+        self.groups
+            .sliding
+            .map_or(1, |sliding| sliding.ahead as usize)
     }
 
     /// Maximum number of pages that a sequence of this length holds at a time.
@@ -155,9 +157,10 @@ impl KvGeometry {
     fn pages_with(&self, tokens: usize, ahead: usize) -> usize {
         let blocks = self.blocks(tokens);
         // The window, and the positions to write, begin anywhere in a block.
-        let near = |near: NearGroups| 1 + self.blocks(near.window as usize - 1 + ahead - 1);
-        let near = self.groups.near.map_or(0, near);
-        self.groups.whole() * blocks + self.groups.near() * near.min(blocks)
+        let sliding =
+            |sliding: SlidingGroups| 1 + self.blocks(sliding.window as usize - 1 + ahead - 1);
+        let sliding = self.groups.sliding.map_or(0, sliding);
+        self.groups.full() * blocks + self.groups.sliding() * sliding.min(blocks)
     }
 }
 
@@ -169,23 +172,23 @@ mod tests {
     proptest! {
         /// The needed blocks are those that a query sees, and never exceed the computed maximum.
         #[test]
-        fn near_pages_are_those_that_are_seen_or_to_be_written(
+        fn sliding_pages_are_those_that_are_seen_or_to_be_written(
             window in 1_u32..40,
             ahead in 1_u32..20,
             tokens in 1_usize..200,
             at in 0.0..1.0,
         ) {
-            let near = NearGroups { count: 3, window, ahead, checkpoints: None };
+            let sliding = SlidingGroups { count: 3, window, ahead, checkpoints: None };
             let geometry = KvGeometry {
                 page_tokens: 4,
                 pages: 1000,
                 page_bytes: 1,
-                groups: KvGroups { whole: 2, near: Some(near) },
+                groups: KvGroups { full: 2, sliding: Some(sliding) },
             };
             let computed = (tokens as f64 * at) as usize;
             let seen_from = (computed + 1).saturating_sub(window as usize);
             for ahead in [ahead as usize, 1] {
-                let wanted = geometry.near_from(computed)..geometry.near_to(computed, ahead, tokens);
+                let wanted = geometry.sliding_from(computed)..geometry.sliding_to(computed, ahead, tokens);
                 for position in 0..tokens.min(computed + ahead) {
                     prop_assert_eq!(wanted.contains(&(position / 4)), position / 4 >= seen_from / 4);
                 }
@@ -204,18 +207,21 @@ mod tests {
             groups: KvGroups::ONE,
         };
         assert_eq!(geometry.sequence_pages(9), 3);
-        assert_eq!((geometry.near_from(9), geometry.near_to(5, 1, 9)), (0, 0));
-        assert_eq!((geometry.groups.count(), geometry.groups.near()), (1, 0));
+        assert_eq!(
+            (geometry.sliding_from(9), geometry.sliding_to(5, 1, 9)),
+            (0, 0)
+        );
+        assert_eq!((geometry.groups.count(), geometry.groups.sliding()), (1, 0));
         assert_eq!(geometry.tokens_in(10), 40);
-        let near = NearGroups {
+        let sliding = SlidingGroups {
             count: 3,
             window: 8,
             ahead: 4,
             checkpoints: None,
         };
         let groups = KvGroups {
-            whole: 1,
-            near: Some(near),
+            full: 1,
+            sliding: Some(sliding),
         };
         let grouped = KvGeometry { groups, ..geometry };
         assert_eq!(grouped.tokens_in(10), 10, "a token is in a page of each");

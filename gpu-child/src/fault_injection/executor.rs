@@ -1,9 +1,9 @@
 //! An executor that evaluates the rules before each step, and computes the step if no rule matches.
 
-use super::deeds::{self, Outcome};
+use super::engine_faults::{self, Outcome};
 use super::wire::Wire;
 use super::{Kind, Rule};
-use crate::device::{Batch, Executor, KvCustody, KvGeometry, SampleWork, Tap, Witness};
+use crate::device::{Batch, Executor, KvGeometry, KvTransfer, ProgressProbe, SampleWork, Tap};
 use std::sync::Arc;
 use worker_orcd_ipc::{DeviceFacts, Drawn, Fault, Generation, MemoryReport};
 
@@ -46,9 +46,9 @@ impl FaultyExecutor {
             kind.name(),
             batch.step
         );
-        match deeds::commit(kind, &mut *self.inner)? {
+        match engine_faults::commit(kind, &mut *self.inner)? {
             Outcome::Done => {}
-            Outcome::OnTheWire(misdeed) => self.wire.order(misdeed),
+            Outcome::OnTheWire(fault) => self.wire.order(fault),
         }
         Ok(())
     }
@@ -100,11 +100,11 @@ impl Executor for FaultyExecutor {
         self.inner.promote()
     }
 
-    fn kv_custody(&mut self) -> Option<&mut dyn KvCustody> {
-        self.inner.kv_custody()
+    fn kv_transfer(&mut self) -> Option<&mut dyn KvTransfer> {
+        self.inner.kv_transfer()
     }
 
-    fn witness(&mut self) -> Option<Box<dyn Witness>> {
-        self.inner.witness()
+    fn progress_probe(&mut self) -> Option<Box<dyn ProgressProbe>> {
+        self.inner.progress_probe()
     }
 }

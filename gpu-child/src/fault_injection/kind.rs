@@ -1,6 +1,6 @@
 //! The closed list of faults, and their names in rules.
 
-use crate::device::misdeed::DeviceMisdeed;
+use crate::device::injected_fault::DeviceFault;
 
 /// A kind of fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -127,14 +127,14 @@ impl Kind {
 
     /// The fault that the device itself must inject, if it is a device's.
     #[must_use]
-    pub fn of_device(self) -> Option<DeviceMisdeed> {
+    pub fn of_device(self) -> Option<DeviceFault> {
         match self {
-            Self::IllegalAddress => Some(DeviceMisdeed::IllegalAddress),
-            Self::Misaligned => Some(DeviceMisdeed::Misaligned),
-            Self::Trap => Some(DeviceMisdeed::Trap),
-            Self::EndlessKernel => Some(DeviceMisdeed::EndlessKernel),
-            Self::DeviceOutOfMemory => Some(DeviceMisdeed::OutOfMemory),
-            Self::DeviceFull => Some(DeviceMisdeed::Full),
+            Self::IllegalAddress => Some(DeviceFault::IllegalAddress),
+            Self::Misaligned => Some(DeviceFault::Misaligned),
+            Self::Trap => Some(DeviceFault::Trap),
+            Self::EndlessKernel => Some(DeviceFault::EndlessKernel),
+            Self::DeviceOutOfMemory => Some(DeviceFault::OutOfMemory),
+            Self::DeviceFull => Some(DeviceFault::Full),
             Self::Panic
             | Self::Abort
             | Self::Segfault

@@ -22,7 +22,7 @@ const GARBAGE: [u8; 8] = [0xff, 0xff, 0xff, 0xff, 0xde, 0xad, 0xbe, 0xef];
 const HEADER_BYTES: usize = 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Misdeed {
+pub(super) enum WireFault {
     Stall,
     Flood,
     Garbage,
@@ -32,14 +32,14 @@ pub(super) enum Misdeed {
 
 /// The fault of the next write.
 #[derive(Debug, Default)]
-pub(super) struct Wire(Mutex<Option<Misdeed>>);
+pub(super) struct Wire(Mutex<Option<WireFault>>);
 
 impl Wire {
-    pub fn order(&self, misdeed: Misdeed) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(misdeed);
+    pub fn order(&self, fault: WireFault) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(fault);
     }
 
-    fn take(&self) -> Option<Misdeed> {
+    fn take(&self) -> Option<WireFault> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
@@ -93,7 +93,7 @@ impl<W: Write> FaultyWriter<W> {
         match with_wrong_token(bytes)? {
             Some(lie) => self.socket.write_all(&lie),
             None => {
-                self.wire.order(Misdeed::WrongToken);
+                self.wire.order(WireFault::WrongToken);
                 self.socket.write_all(bytes)
             }
         }
@@ -104,13 +104,13 @@ impl<W: Write> Write for FaultyWriter<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self.wire.take() {
             None => self.socket.write_all(bytes)?,
-            Some(Misdeed::Stall) => loop {
+            Some(WireFault::Stall) => loop {
                 thread::park();
             },
-            Some(Misdeed::Flood) => self.flood()?,
-            Some(Misdeed::Garbage) => self.socket.write_all(&GARBAGE)?,
-            Some(Misdeed::Drip) => self.drip(bytes)?,
-            Some(Misdeed::WrongToken) => self.lie(bytes)?,
+            Some(WireFault::Flood) => self.flood()?,
+            Some(WireFault::Garbage) => self.socket.write_all(&GARBAGE)?,
+            Some(WireFault::Drip) => self.drip(bytes)?,
+            Some(WireFault::WrongToken) => self.lie(bytes)?,
         }
         Ok(bytes.len())
     }
@@ -170,11 +170,11 @@ mod tests {
         .unwrap()
     }
 
-    fn written(misdeed: Option<Misdeed>, frames: &[Vec<u8>]) -> Vec<u8> {
+    fn written(fault: Option<WireFault>, frames: &[Vec<u8>]) -> Vec<u8> {
         let wire = Arc::new(Wire::default());
         let mut writer = FaultyWriter::new(Vec::new(), Generation(3), Arc::clone(&wire));
-        if let Some(misdeed) = misdeed {
-            wire.order(misdeed);
+        if let Some(fault) = fault {
+            wire.order(fault);
         }
         frames
             .iter()
@@ -197,13 +197,13 @@ mod tests {
     #[test]
     fn garbage_and_drips_are_what_they_say() {
         assert!(
-            reader(&written(Some(Misdeed::Garbage), &[step()]))
+            reader(&written(Some(WireFault::Garbage), &[step()]))
                 .next_frame()
                 .is_err()
         );
         let short = vec![1, 2, 3];
         assert_eq!(
-            written(Some(Misdeed::Drip), std::slice::from_ref(&short)),
+            written(Some(WireFault::Drip), std::slice::from_ref(&short)),
             short
         );
     }
@@ -216,7 +216,7 @@ mod tests {
         })
         .unwrap();
         let bytes = written(
-            Some(Misdeed::WrongToken),
+            Some(WireFault::WrongToken),
             &[goodbye.clone(), step(), step()],
         );
         let mut reader = reader(&bytes);
@@ -246,7 +246,7 @@ mod tests {
             }
         }
         let wire = Arc::new(Wire::default());
-        wire.order(Misdeed::Flood);
+        wire.order(WireFault::Flood);
         let mut writer = FaultyWriter::new(Deaf(0), Generation(3), wire);
         assert!(writer.write_all(&step()).is_err());
         assert!(writer.socket.0 > 100);

@@ -31,8 +31,8 @@ fn ids(text: &str) -> Vec<TokenId> {
     text.bytes().map(|byte| TokenId(byte.into())).collect()
 }
 
-fn next(tokens: &str, most_forced: usize, drafts: &str) -> Wish {
-    Wish::Next {
+fn next(tokens: &str, most_forced: usize, drafts: &str) -> MaskRequest {
+    MaskRequest::Next {
         ticket: 1,
         tokens: ids(tokens),
         most_forced,
@@ -44,7 +44,7 @@ impl Grammars {
     fn begun(expression: &str) -> Self {
         let mut grammars = grammars();
         let grammar = Arc::new(Grammar::Regex(expression.to_owned()));
-        let begin = Wish::Begin {
+        let begin = MaskRequest::Begin {
             ticket: 1,
             grammar,
             generated: Vec::new(),

@@ -1,7 +1,7 @@
 //! Lookup, sharing, caching and eviction of pages.
 
 use super::*;
-use crate::device::{KvGroups, NearGroups};
+use crate::device::{KvGroups, SlidingGroups};
 use std::collections::BTreeSet;
 
 fn geometry(pages: u32, groups: KvGroups) -> KvGeometry {
@@ -18,16 +18,16 @@ fn cache(pages: u32) -> KvPages {
 }
 
 /// Two full-attention groups, and one with a window of three positions.
-fn cache_with_near(pages: u32) -> KvPages {
-    let near = NearGroups {
+fn cache_with_sliding(pages: u32) -> KvPages {
+    let sliding = SlidingGroups {
         count: 1,
         window: 3,
         ahead: 4,
         checkpoints: None,
     };
     let groups = KvGroups {
-        whole: 2,
-        near: Some(near),
+        full: 2,
+        sliding: Some(sliding),
     };
     KvPages::new(geometry(pages, groups), true)
 }
@@ -180,13 +180,13 @@ fn without_sharing_nothing_is_found_or_kept() {
     assert_eq!(cache.free.len(), 4);
 }
 
-/// Allocates and publishes blocks for all of `ids`: full-attention pages, and sliding-window pages from `near_from` on.
-fn fill_blocks(cache: &mut KvPages, ids: &[u32], near_from: usize) -> Vec<[Option<PageId>; 3]> {
+/// Allocates and publishes blocks for all of `ids`: full-attention pages, and sliding-window pages from `sliding_from` on.
+fn fill_blocks(cache: &mut KvPages, ids: &[u32], sliding_from: usize) -> Vec<[Option<PageId>; 3]> {
     let mut chain = ChainId::ROOT;
     let blocks = tokens(ids);
     let blocks = blocks.chunks_exact(2).enumerate().map(|(index, tokens)| {
         let mut pages = [None; 3];
-        let wanted = if index < near_from { 2 } else { 3 };
+        let wanted = if index < sliding_from { 2 } else { 3 };
         pages[..wanted].fill_with(|| cache.allocate());
         chain = cache.publish(chain, tokens, &pages);
         pages
@@ -197,39 +197,39 @@ fn fill_blocks(cache: &mut KvPages, ids: &[u32], near_from: usize) -> Vec<[Optio
 #[test]
 fn a_beginning_is_of_use_where_all_is_there_that_is_seen_from_behind_it() {
     let ids = [1, 2, 3, 4, 5, 6, 7, 8];
-    let mut cache = cache_with_near(20);
+    let mut cache = cache_with_sliding(20);
     let blocks = fill_blocks(&mut cache, &ids, 2);
     // After eight positions a window of three sees the last block; after six it sees the third.
     let prefix = cache.find(&tokens(&ids));
-    assert_eq!((prefix.blocks, prefix.near_from), (4, 3));
+    assert_eq!((prefix.blocks, prefix.sliding_from), (4, 3));
     let mut expected = blocks.concat();
     expected[2 * 3 + 2] = None;
     assert_eq!(
         prefix.pages, expected,
-        "near pages that nobody sees are not taken"
+        "sliding pages that nobody sees are not taken"
     );
     let shorter = cache.find(&tokens(&ids[..6]));
-    assert_eq!((shorter.blocks, shorter.near_from), (3, 2));
+    assert_eq!((shorter.blocks, shorter.sliding_from), (3, 2));
     // The second block has no sliding-window pages.
     assert_eq!(cache.find(&tokens(&ids[..4])).blocks, 0);
 }
 
 #[test]
-fn near_pages_that_were_given_back_are_evicted_before_their_block() {
-    let mut cache = cache_with_near(6);
+fn sliding_pages_that_were_given_back_are_evicted_before_their_block() {
+    let mut cache = cache_with_sliding(6);
     let blocks = fill_blocks(&mut cache, &[1, 2, 3, 4], 0);
-    let (near, whole) = (blocks[0][2].unwrap(), [blocks[0][0], blocks[0][1]]);
-    cache.release(&[near]);
-    assert_eq!(cache.allocate(), Some(near));
+    let (sliding, full) = (blocks[0][2].unwrap(), [blocks[0][0], blocks[0][1]]);
+    cache.release(&[sliding]);
+    assert_eq!(cache.allocate(), Some(sliding));
     let prefix = cache.find(&tokens(&[1, 2, 3, 4]));
-    assert_eq!((prefix.blocks, prefix.near_from), (2, 1));
-    assert_eq!(prefix.pages[..3], [whole[0], whole[1], None]);
+    assert_eq!((prefix.blocks, prefix.sliding_from), (2, 1));
+    assert_eq!(prefix.pages[..3], [full[0], full[1], None]);
     assert_eq!(cache.find(&tokens(&[1, 2])).blocks, 0);
 }
 
 #[test]
 fn without_a_page_of_layers_that_see_all_the_rest_of_a_block_is_free() {
-    let mut cache = cache_with_near(3);
+    let mut cache = cache_with_sliding(3);
     let [pages] = fill_blocks(&mut cache, &[1, 2], 0)[..] else {
         panic!("a block")
     };
@@ -245,8 +245,8 @@ fn without_a_page_of_layers_that_see_all_the_rest_of_a_block_is_free() {
 }
 
 #[test]
-fn a_near_page_that_is_missing_is_filled_in_by_who_computes_it_again() {
-    let mut cache = cache_with_near(12);
+fn a_sliding_page_that_is_missing_is_filled_in_by_who_computes_it_again() {
+    let mut cache = cache_with_sliding(12);
     let first = fill_blocks(&mut cache, &[1, 2], 1);
     let again = fill_blocks(&mut cache, &[1, 2], 0);
     let found = cache.find(&tokens(&[1, 2])).pages;

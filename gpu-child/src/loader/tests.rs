@@ -209,7 +209,7 @@ fn a_later_child_takes_weights_over_and_reads_no_tensor_of_the_file() {
     let path = dir.path().join("model.gguf");
     let mut bytes = tiny_model(Architecture::Qwen2).build();
     fs::write(&path, &bytes).expect("written");
-    let (child, supervisor) = Custody::pair();
+    let (child, supervisor) = FdSocket::pair();
     let first = load(&order(&path, 1), Some(&child), &|_, _| ()).expect("a model");
     let file = supervisor.take(FdKind::ModelFile).expect("the file");
     let memory = supervisor.take(FdKind::Weights).expect("the weights");
@@ -260,7 +260,7 @@ fn a_later_child_takes_all_files_of_a_model_over() {
     for (number, part) in (1..).zip(&parts) {
         fs::write(path(number), part.build()).expect("written");
     }
-    let (child, supervisor) = Custody::pair();
+    let (child, supervisor) = FdSocket::pair();
     let first = load(&order(&path(1), 1), Some(&child), &|_, _| ()).expect("a model");
     assert_eq!(first.identity, whole.identity);
     let take = |_| supervisor.take(FdKind::ModelFile).expect("a file");
@@ -284,7 +284,7 @@ fn a_later_child_takes_the_kv_cache_of_the_one_before_and_leaves_its_own() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("model.gguf");
     fs::write(&path, tiny_model(Architecture::Llama).build()).expect("written");
-    let (child, supervisor) = Custody::pair();
+    let (child, supervisor) = FdSocket::pair();
     let sharing = LoadOrder {
         kv_readers: KvReaders::Successors,
         ..order(&path, 1)
@@ -345,7 +345,7 @@ fn weights_that_were_to_be_taken_over_and_are_not_there_are_a_fault_of_their_own
         weights: Some(WeightsManifest::default()),
         ..order(&path, 1)
     };
-    let (child, _supervisor) = Custody::pair();
+    let (child, _supervisor) = FdSocket::pair();
     let fault = load(&order, Some(&child), &|_, _| ())
         .err()
         .expect("no model");

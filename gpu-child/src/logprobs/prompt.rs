@@ -9,7 +9,7 @@ use worker_orcd_sampler::logprobs;
 
 /// The rows of a prompt in one step, with their next tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct WantedPart {
+pub struct PromptPart {
     pub request: RequestId,
     /// Same as [`PromptLogprobs::top`](worker_orcd_ipc::PromptLogprobs::top).
     pub top: u8,
@@ -28,14 +28,14 @@ pub struct PromptRows {
 
 #[derive(Debug)]
 struct Part {
-    wanted: WantedPart,
+    wanted: PromptPart,
     found: Vec<Logprobs>,
 }
 
 impl PromptRows {
     #[must_use]
-    pub fn of(wanted: impl Iterator<Item = WantedPart>) -> Self {
-        let part = |wanted: WantedPart| Part {
+    pub fn of(wanted: impl Iterator<Item = PromptPart>) -> Self {
+        let part = |wanted: PromptPart| Part {
             found: Vec::with_capacity(wanted.tokens.len()),
             wanted,
         };
@@ -143,7 +143,7 @@ mod tests {
     }
 
     fn wanted() -> PromptRows {
-        let part = WantedPart {
+        let part = PromptPart {
             request: REQUEST,
             top: 1,
             first: 5,

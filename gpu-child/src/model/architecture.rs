@@ -141,7 +141,7 @@ const GPT_OSS: Conventions = Conventions {
     has_output_bias: true,
     has_sinks: true,
     windows: Some(Windows {
-        whole_every: WholeEvery::Default(2),
+        full_every: WholeEvery::Default(2),
         have_rotation: false,
         have_heads: false,
     }),
@@ -159,7 +159,7 @@ const GEMMA_3: Conventions = Conventions {
     qk_norms: QkNorms::OfHeads,
     has_post_norms: true,
     windows: Some(Windows {
-        whole_every: WholeEvery::Default(6),
+        full_every: WholeEvery::Default(6),
         have_rotation: true,
         have_heads: false,
     }),
@@ -173,7 +173,7 @@ const GEMMA_3: Conventions = Conventions {
 const GEMMA_4: Conventions = Conventions {
     rope_factors: Some(RopeFactors::OfWholeLayers),
     windows: Some(Windows {
-        whole_every: WholeEvery::Listed,
+        full_every: WholeEvery::Listed,
         have_rotation: true,
         have_heads: true,
     }),
@@ -234,7 +234,7 @@ const GLM_4_MOE: Conventions = Conventions {
 /// Most layers have a sliding window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Windows {
-    pub(super) whole_every: WholeEvery,
+    pub(super) full_every: WholeEvery,
     /// Sliding-window layers have a RoPE base of their own, without scaling.
     pub(super) have_rotation: bool,
     /// Sliding-window layers have a head size of their own, and may have another number of heads of keys and values.

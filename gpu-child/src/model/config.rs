@@ -35,7 +35,7 @@ pub struct ModelConfig {
     pub n_kv_heads: usize,
     pub head_dim: usize,
     /// Heads of sliding-window layers, if they differ.
-    pub near_heads: Option<Heads>,
+    pub sliding_heads: Option<Heads>,
     pub vocab_size: usize,
     pub context_length: usize,
     pub norm_eps: f32,
@@ -75,14 +75,14 @@ impl ModelConfig {
             kv_count: self.n_kv_heads,
             dim: self.head_dim,
         };
-        [whole].into_iter().chain(self.near_heads)
+        [whole].into_iter().chain(self.sliding_heads)
     }
 
     /// Index of a layer's heads among [`heads`](Self::heads).
     #[must_use]
     pub fn heads_place(&self, layer: usize) -> usize {
         let has_window = self.positions.window_of(layer).is_some();
-        usize::from(has_window && self.near_heads.is_some())
+        usize::from(has_window && self.sliding_heads.is_some())
     }
 
     /// Heads of a layer with attention.
@@ -189,9 +189,9 @@ impl ModelConfig {
             count: n_heads,
             kv_count: n_kv_heads,
             dim: head_dim,
-        } = heads.whole;
+        } = heads.full;
         let rope = rope::read(&keys, head_dim, context_length, max_sequence_tokens)?;
-        let near_dim = heads.near.map_or(head_dim, |heads| heads.dim);
+        let sliding_dim = heads.sliding.map_or(head_dim, |heads| heads.dim);
         Ok(Self {
             architecture: keys.architecture,
             n_layers,
@@ -203,11 +203,11 @@ impl ModelConfig {
             n_heads,
             n_kv_heads,
             head_dim,
-            near_heads: heads.near,
+            sliding_heads: heads.sliding,
             vocab_size: vocab_size(header)?,
             context_length,
             norm_eps: keys.norm_eps()?,
-            positions: Positions::read(&keys, context_length, &windows, &rope, near_dim)?,
+            positions: Positions::read(&keys, context_length, &windows, &rope, sliding_dim)?,
             rope,
             normalizes_values: keys.architecture.conventions().normalizes_values,
             logit_cap: keys.logit_cap()?,

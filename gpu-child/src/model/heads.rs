@@ -38,8 +38,8 @@ impl Heads {
 
 /// Heads of layers with full attention, and of sliding-window layers if theirs differ.
 pub(super) struct HeadKinds {
-    pub(super) whole: Heads,
-    pub(super) near: Option<Heads>,
+    pub(super) full: Heads,
+    pub(super) sliding: Option<Heads>,
 }
 
 /// # Errors
@@ -53,33 +53,33 @@ pub(super) fn read(
     let count = keys.positive("attention.head_count")?;
     let own = keys.architecture.conventions().windows;
     let have_own = own.is_some_and(|windows| windows.have_heads);
-    let [whole_kv, near_kv] = match have_own {
+    let [full_kv, sliding_kv] = match have_own {
         true => kv_counts_by_kind(keys, (count, n_layers), windows)?,
         false => [keys.optional_positive(KV_COUNT)?.unwrap_or(count); 2],
     };
-    for kv_count in [whole_kv, near_kv] {
+    for kv_count in [full_kv, sliding_kv] {
         if count % kv_count != 0 {
             let message = format!("{count} heads cannot share {kv_count} of keys and values");
             return Err(ModelError::bad_value(keys.key(KV_COUNT), message));
         }
     }
-    let whole = Heads {
+    let full = Heads {
         count,
-        kv_count: whole_kv,
+        kv_count: full_kv,
         dim: head_dim(keys, n_embd, count)?,
     };
-    let near = Heads {
-        kv_count: near_kv,
+    let sliding = Heads {
+        kv_count: sliding_kv,
         dim: match have_own {
             true => head_dim_of_windows(keys)?,
-            false => whole.dim,
+            false => full.dim,
         },
-        ..whole
+        ..full
     };
     Ok(HeadKinds {
-        whole,
+        full,
         // Windows are in the first layer, or in none.
-        near: (near != whole && windows.is_in(0)).then_some(near),
+        sliding: (sliding != full && windows.is_in(0)).then_some(sliding),
     })
 }
 

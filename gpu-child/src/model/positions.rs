@@ -23,7 +23,7 @@ pub struct Window {
     /// Positions that a query sees, including its own.
     pub positions: usize,
     /// The last of each group of this many layers has full attention; `None`: no layer has. Never zero.
-    pub whole_every: Option<usize>,
+    pub full_every: Option<usize>,
     /// Rotation of sliding-window layers, if it differs from that of layers with full attention.
     pub rope: Option<Rope>,
 }
@@ -38,7 +38,7 @@ pub struct Temperature {
 }
 
 impl Positions {
-    /// Parameters of a file. `rope`: rotation of layers with full attention. `near_dim`: values of a head of
+    /// Parameters of a file. `rope`: rotation of layers with full attention. `sliding_dim`: values of a head of
     /// sliding-window layers.
     ///
     /// # Errors
@@ -48,12 +48,12 @@ impl Positions {
         context_length: usize,
         windows: &WindowedLayers,
         rope: &Rope,
-        near_dim: usize,
+        sliding_dim: usize,
     ) -> Result<Self, ModelError> {
         Ok(Self {
             unrotated_every: keys.architecture.conventions().unrotated_every,
             temperature: temperature(keys, context_length)?,
-            window: window(keys, windows, rope, near_dim)?,
+            window: window(keys, windows, rope, sliding_dim)?,
         })
     }
 
@@ -68,7 +68,7 @@ impl Positions {
     #[must_use]
     pub fn window_of(&self, layer: usize) -> Option<usize> {
         let window = self.window.as_ref()?;
-        (!is_whole(window.whole_every, layer)).then_some(window.positions)
+        (!is_whole(window.full_every, layer)).then_some(window.positions)
     }
 
     /// Factor of a query at this position.
@@ -129,7 +129,7 @@ const PATTERN: &str = "attention.sliding_window_pattern";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WindowedLayers {
     None,
-    /// [`Window::whole_every`].
+    /// [`Window::full_every`].
     WholeEvery(Option<usize>),
 }
 
@@ -138,7 +138,7 @@ impl WindowedLayers {
         let Some(windows) = keys.architecture.conventions().windows else {
             return Ok(Self::None);
         };
-        Ok(Self::WholeEvery(match windows.whole_every {
+        Ok(Self::WholeEvery(match windows.full_every {
             WholeEvery::Default(every) => Some(keys.optional_positive(PATTERN)?.unwrap_or(every)),
             WholeEvery::Listed => listed(keys, n_layers)?,
         }))
@@ -188,18 +188,18 @@ fn window(
     keys: &Keys<'_, '_>,
     windows: &WindowedLayers,
     rope: &Rope,
-    near_dim: usize,
+    sliding_dim: usize,
 ) -> Result<Option<Window>, ModelError> {
     let conventions = keys.architecture.conventions().windows;
-    let (Some(conventions), WindowedLayers::WholeEvery(whole_every)) = (conventions, *windows)
+    let (Some(conventions), WindowedLayers::WholeEvery(full_every)) = (conventions, *windows)
     else {
         return Ok(None);
     };
     let positions = keys.positive("attention.sliding_window")?;
     Ok(Some(Window {
         positions,
-        whole_every,
-        rope: rope::of_windows(keys, rope, near_dim, conventions.have_rotation)?,
+        full_every,
+        rope: rope::of_windows(keys, rope, sliding_dim, conventions.have_rotation)?,
     }))
 }
 

@@ -103,8 +103,8 @@ fn dims(
     head_dim: usize,
 ) -> Result<usize, ModelError> {
     let dims = keys.optional_positive(key)?.unwrap_or(default);
-    let whole_head = keys.architecture.conventions().rotates_whole_heads;
-    if dims > head_dim || !dims.is_multiple_of(2) || (whole_head && dims != head_dim) {
+    let full_head = keys.architecture.conventions().rotates_whole_heads;
+    if dims > head_dim || !dims.is_multiple_of(2) || (full_head && dims != head_dim) {
         let message = format!("{dims} values of a head of {head_dim} cannot be rotated");
         return Err(ModelError::bad_value(keys.key(key), message));
     }

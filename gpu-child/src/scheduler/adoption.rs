@@ -7,7 +7,7 @@
 use super::sequence::{Sequence, Tail};
 use super::{Scheduler, SchedulerError};
 use crate::device::{KvGeometry, PageCopy, PageId, PagePart};
-use crate::kv_pages::{KvPages, Prefix, Reach};
+use crate::kv_pages::{KvPages, Prefix, ReusablePrefix};
 use std::collections::VecDeque;
 use worker_orcd_ipc::{SealedPage, Sealing, Submission, TokenId};
 
@@ -25,12 +25,12 @@ pub(super) struct Seals {
     /// Outstanding requests, in the order of the device's answers.
     asked: VecDeque<Contents>,
     /// The supervisor receives reports of sealed pages.
-    are_told: bool,
+    are_sent: bool,
 }
 
 impl Seals {
-    pub(super) fn are_told(&self) -> bool {
-        self.are_told
+    pub(super) fn are_sent(&self) -> bool {
+        self.are_sent
     }
 
     fn of(&self, contents: Contents) -> Option<u128> {
@@ -169,10 +169,10 @@ impl Scheduler {
             seals,
             ..
         } = self;
-        seals.are_told = true;
-        let untold = running.iter().flat_map(|it| it.untold(cache, every));
-        let untold = untold.flatten();
-        let unsealed = untold.filter(|contents| seals.ask(*contents));
+        seals.are_sent = true;
+        let unsent = running.iter().flat_map(|it| it.unsent(cache, every));
+        let unsent = unsent.flatten();
+        let unsealed = unsent.filter(|contents| seals.ask(*contents));
         unsealed.map(|contents| contents.part).collect()
     }
 
@@ -244,13 +244,14 @@ impl Scheduler {
         let geometry = self.cache.geometry();
         let possible = possible_blocks(sealed, &prefix, geometry, tokens.len());
         let full = possible.iter().filter(|(_, tokens)| *tokens == page_tokens);
-        let near_from = Reach::of(geometry, prefix.blocks + full.count(), 0).near_from();
+        let sliding_from =
+            ReusablePrefix::of(geometry, prefix.blocks + full.count(), 0).sliding_from();
         let mut blocks = Vec::new();
         let mut is_full = false;
         for (index, (sealed, tokens)) in (prefix.blocks..).zip(possible) {
-            let is_near = |group| group >= geometry.groups.whole();
+            let is_sliding = |group| group >= geometry.groups.full();
             let wanted = sealed.iter().enumerate().map(|(group, page)| {
-                let is_wanted = index >= near_from || !is_near(group);
+                let is_wanted = index >= sliding_from || !is_sliding(group);
                 let adopted = (is_wanted && page.tokens > 0 && !is_full)
                     .then(|| self.place(page, group as u32));
                 is_full |= matches!(adopted, Some(None));
@@ -307,8 +308,8 @@ impl Scheduler {
             prefix,
             tokens,
         } = adoption;
-        let (whole, groups) = (geometry.groups.whole(), geometry.groups.count());
-        let mut reach = Reach::of(geometry, prefix.blocks, prefix.near_from);
+        let (whole, groups) = (geometry.groups.full(), geometry.groups.count());
+        let mut reach = ReusablePrefix::of(geometry, prefix.blocks, prefix.sliding_from);
         let here = blocks.iter().take_while(|block| block.has(0..whole));
         let full = here.filter(|block| block.tokens as usize == page_tokens);
         full.for_each(|block| reach.add(block.has(whole..groups)));
@@ -382,7 +383,7 @@ fn sealing(sequence: &mut Sequence, cache: &KvPages, seals: &Seals, every: u32) 
             checksum: seals.of(contents)?,
         })
     };
-    let mut pages: Vec<_> = sequence.untold(cache, every).map_while(sealed).collect();
+    let mut pages: Vec<_> = sequence.unsent(cache, every).map_while(sealed).collect();
     let groups = cache.geometry().groups.count();
     let blocks = pages.len() / groups;
     pages.truncate(blocks * groups);

@@ -1,6 +1,6 @@
 //! Grammars in the scheduler: sequences that wait for masks, and requests for masks.
 //!
-//! Masks are computed elsewhere. The scheduler emits requests ([`Wish`]) and receives one mask per matcher at a time
+//! Masks are computed elsewhere. The scheduler emits requests ([`MaskRequest`]) and receives one mask per matcher at a time
 //! ([`Scheduler::hear_mask`](super::Scheduler::hear_mask)). Only a sequence with a slot has a matcher: matchers are large, and the queue is long. A
 //! parked sequence drops its matcher; the next one replays its tokens.
 //!
@@ -16,7 +16,7 @@ use worker_orcd_ipc::{Grammar, TokenId};
 
 /// Request of the scheduler to the grammar threads. A ticket identifies a matcher and is never reused.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Wish {
+pub enum MaskRequest {
     /// Creates a matcher and computes its mask after these tokens.
     Begin {
         ticket: u64,
@@ -46,7 +46,7 @@ pub(super) enum Constraint {
         /// Ticket of the matcher, if one was requested.
         ticket: Option<u64>,
         /// Sampled tokens that the matcher has not got yet.
-        news: Vec<TokenId>,
+        unsent: Vec<TokenId>,
         /// Mask of the next token, from its arrival until a step samples with it.
         mask: Option<Mask>,
         /// Masks behind the first drafts, in order.
@@ -65,7 +65,7 @@ impl Constraint {
             Some(grammar) => Self::Grammar {
                 grammar,
                 ticket: None,
-                news: Vec::new(),
+                unsent: Vec::new(),
                 mask: None,
                 drafted: Vec::new(),
                 expects_drafted: false,
@@ -134,48 +134,48 @@ impl Constraint {
     pub(super) fn learn(&mut self, token: TokenId) {
         if let Self::Grammar {
             ticket: Some(_),
-            news,
+            unsent,
             ..
         } = self
         {
-            news.push(token);
+            unsent.push(token);
         }
     }
 
     /// True if the next mask is not requested yet.
-    pub(super) fn has_news(&self) -> bool {
-        matches!(self, Self::Grammar { news, .. } if !news.is_empty())
+    pub(super) fn has_unsent(&self) -> bool {
+        matches!(self, Self::Grammar { unsent, .. } if !unsent.is_empty())
     }
 
     /// Request for the mask after the sampled tokens, if there are new ones.
-    pub(super) fn next(&mut self, most_forced: usize, drafts: &[TokenId]) -> Option<Wish> {
+    pub(super) fn next(&mut self, most_forced: usize, drafts: &[TokenId]) -> Option<MaskRequest> {
         let Self::Grammar {
             ticket,
-            news,
+            unsent,
             expects_drafted,
             ..
         } = self
         else {
             return None;
         };
-        let ticket = ticket.filter(|_| !news.is_empty())?;
+        let ticket = ticket.filter(|_| !unsent.is_empty())?;
         *expects_drafted = !drafts.is_empty();
-        Some(Wish::Next {
+        Some(MaskRequest::Next {
             ticket,
-            tokens: std::mem::take(news),
+            tokens: std::mem::take(unsent),
             most_forced,
             drafts: drafts.to_vec(),
         })
     }
 
     /// Drops the matcher.
-    pub(super) fn give_up(&mut self) -> Option<Wish> {
+    pub(super) fn give_up(&mut self) -> Option<MaskRequest> {
         self.used();
-        let Self::Grammar { ticket, news, .. } = self else {
+        let Self::Grammar { ticket, unsent, .. } = self else {
             return None;
         };
-        news.clear();
-        ticket.take().map(|ticket| Wish::Forget { ticket })
+        unsent.clear();
+        ticket.take().map(|ticket| MaskRequest::Forget { ticket })
     }
 
     pub(super) fn ticket(&self) -> Option<u64> {

@@ -13,21 +13,21 @@ pub(super) struct PageTable {
     /// of that block, which attention may read but masks out.
     pages: Vec<PageId>,
     /// Blocks with sliding-window pages.
-    near: Range<usize>,
+    sliding: Range<usize>,
 }
 
 /// Positions for which a sequence needs pages.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Wanted {
+pub(super) struct PageDemand {
     pub tokens: usize,
     /// Computed positions, and those to compute next.
     pub computed: usize,
     pub ahead: usize,
 }
 
-impl Wanted {
-    fn near_to(&self, geometry: KvGeometry) -> usize {
-        geometry.near_to(self.computed, self.ahead, self.tokens)
+impl PageDemand {
+    fn sliding_to(&self, geometry: KvGeometry) -> usize {
+        geometry.sliding_to(self.computed, self.ahead, self.tokens)
     }
 }
 
@@ -36,13 +36,13 @@ impl PageTable {
     pub(super) fn of(prefix: Prefix, geometry: KvGeometry) -> Self {
         let groups = geometry.groups.count();
         let blocks = prefix.pages.chunks_exact(groups);
-        let near_end = match geometry.groups.near {
+        let sliding_end = match geometry.groups.sliding {
             Some(_) => prefix.blocks,
             None => 0,
         };
         Self {
             pages: blocks.flat_map(filled).collect(),
-            near: prefix.near_from..near_end,
+            sliding: prefix.sliding_from..sliding_end,
         }
     }
 
@@ -56,20 +56,21 @@ impl PageTable {
 
     /// Number of pages held.
     pub(super) fn count(&self, geometry: KvGeometry) -> usize {
-        geometry.groups.whole() * self.blocks(geometry) + geometry.groups.near() * self.near.len()
+        geometry.groups.full() * self.blocks(geometry)
+            + geometry.groups.sliding() * self.sliding.len()
     }
 
     /// Number of missing pages.
-    pub(super) fn missing(&self, geometry: KvGeometry, wanted: Wanted) -> usize {
+    pub(super) fn missing(&self, geometry: KvGeometry, wanted: PageDemand) -> usize {
         let blocks = geometry.blocks(wanted.tokens);
         let blocks = blocks.saturating_sub(self.blocks(geometry));
-        let near_to = wanted.near_to(geometry);
-        let near = near_to.saturating_sub(self.near.end);
-        geometry.groups.whole() * blocks + geometry.groups.near() * near
+        let sliding_to = wanted.sliding_to(geometry);
+        let sliding = sliding_to.saturating_sub(self.sliding.end);
+        geometry.groups.full() * blocks + geometry.groups.sliding() * sliding
     }
 
     /// Allocates the missing pages, all or none. True if none is missing afterwards.
-    pub(super) fn fill(&mut self, cache: &mut KvPages, wanted: Wanted) -> bool {
+    pub(super) fn fill(&mut self, cache: &mut KvPages, wanted: PageDemand) -> bool {
         let geometry = cache.geometry();
         let missing = self.missing(geometry, wanted);
         if missing == 0 {
@@ -78,7 +79,7 @@ impl PageTable {
         let Some(pages) = cache.allocate_all(missing) else {
             return false;
         };
-        let (whole, groups) = (geometry.groups.whole(), geometry.groups.count());
+        let (whole, groups) = (geometry.groups.full(), geometry.groups.count());
         let mut pages = pages.into_iter();
         for _ in self.blocks(geometry)..geometry.blocks(wanted.tokens) {
             let own: Vec<_> = pages.by_ref().take(whole).collect();
@@ -86,23 +87,23 @@ impl PageTable {
             let block: Vec<_> = own.chain(std::iter::repeat(None)).take(groups).collect();
             self.pages.extend(filled(&block));
         }
-        let near_to = wanted.near_to(geometry).max(self.near.end);
-        for block in self.near.end..near_to {
+        let sliding_to = wanted.sliding_to(geometry).max(self.sliding.end);
+        for block in self.sliding.end..sliding_to {
             let places = &mut self.pages[block * groups + whole..(block + 1) * groups];
             places
                 .iter_mut()
                 .zip(pages.by_ref())
                 .for_each(|(place, page)| *place = page);
         }
-        self.near.end = near_to;
+        self.sliding.end = sliding_to;
         true
     }
 
     /// Appends a block of pages allocated elsewhere.
     pub(super) fn push_block(&mut self, pages: &[PageId], geometry: KvGeometry) {
         self.pages.extend(pages);
-        if geometry.groups.near.is_some() {
-            self.near.end = self.blocks(geometry);
+        if geometry.groups.sliding.is_some() {
+            self.sliding.end = self.blocks(geometry);
         }
     }
 
@@ -110,34 +111,34 @@ impl PageTable {
     pub(super) fn slide(&mut self, cache: &mut KvPages, position: usize) {
         let from = cache
             .geometry()
-            .near_from(position)
-            .clamp(self.near.start, self.near.end.max(self.near.start));
-        for block in self.near.start..from {
-            self.give_back_near(cache, block);
+            .sliding_from(position)
+            .clamp(self.sliding.start, self.sliding.end.max(self.sliding.start));
+        for block in self.sliding.start..from {
+            self.give_back_sliding(cache, block);
         }
-        self.near.start = from;
+        self.sliding.start = from;
     }
 
     /// Releases the sliding-window pages of blocks that are not needed yet. They are unwritten.
-    pub(super) fn give_up_ahead(&mut self, cache: &mut KvPages, wanted: Wanted) {
+    pub(super) fn give_up_ahead(&mut self, cache: &mut KvPages, wanted: PageDemand) {
         let geometry = cache.geometry();
-        let end = wanted.near_to(geometry).max(self.near.start);
-        for block in end..self.near.end {
-            self.give_back_near(cache, block);
+        let end = wanted.sliding_to(geometry).max(self.sliding.start);
+        for block in end..self.sliding.end {
+            self.give_back_sliding(cache, block);
         }
-        self.near.end = self.near.end.min(end);
+        self.sliding.end = self.sliding.end.min(end);
     }
 
     /// Releases the sliding-window pages of a block; another page of the block replaces them in the table.
-    fn give_back_near(&mut self, cache: &mut KvPages, block: usize) {
+    fn give_back_sliding(&mut self, cache: &mut KvPages, block: usize) {
         let groups = cache.geometry().groups;
-        let (whole, count) = (groups.whole(), groups.count());
+        let (whole, count) = (groups.full(), groups.count());
         let pages = &mut self.pages[block * count..(block + 1) * count];
         cache.release(&pages[whole..]);
-        if let (own, near) = pages.split_at_mut(whole)
+        if let (own, sliding) = pages.split_at_mut(whole)
             && let Some(first) = own.first()
         {
-            near.fill(*first);
+            sliding.fill(*first);
         }
     }
 
@@ -158,12 +159,12 @@ impl PageTable {
         block: usize,
         geometry: KvGeometry,
     ) -> impl Iterator<Item = Option<PageId>> {
-        let (whole, groups) = (geometry.groups.whole(), geometry.groups.count());
-        let has_near = self.near.contains(&block);
+        let (whole, groups) = (geometry.groups.full(), geometry.groups.count());
+        let has_sliding = self.sliding.contains(&block);
         let pages = self.pages[block * groups..(block + 1) * groups].iter();
         pages
             .enumerate()
-            .map(move |(group, page)| (has_near || group < whole).then_some(*page))
+            .map(move |(group, page)| (has_sliding || group < whole).then_some(*page))
     }
 
     /// Positions with pages of full-attention groups.
@@ -173,8 +174,8 @@ impl PageTable {
 
     /// Positions with sliding-window pages; unlimited without such groups.
     pub(super) fn room(&self, geometry: KvGeometry) -> usize {
-        match geometry.groups.near {
-            Some(_) => self.near.end * geometry.page_tokens as usize,
+        match geometry.groups.sliding {
+            Some(_) => self.sliding.end * geometry.page_tokens as usize,
             None => usize::MAX,
         }
     }

@@ -98,7 +98,7 @@ impl Scheduler {
     /// Gives each running sequence the pages for its next positions, the longest-running first. True if a sequence was
     /// parked.
     pub(super) fn make_room(&mut self) -> bool {
-        self.slide(self.seals.are_told());
+        self.slide(self.seals.are_sent());
         let before = self.running.len();
         let mut index = 0;
         while index < self.running.len() {
@@ -200,7 +200,7 @@ impl Scheduler {
     fn park(&mut self, index: usize) {
         let mut sequence = self.running.remove(index);
         sequence.give_up_pages(&mut self.cache);
-        self.wishes.extend(sequence.constraint.give_up());
+        self.mask_requests.extend(sequence.constraint.give_up());
         self.wait(sequence);
     }
 
@@ -220,7 +220,7 @@ impl Scheduler {
     }
 
     pub(super) fn finish(&mut self, mut sequence: Sequence, reason: FinishReason) {
-        self.wishes.extend(sequence.constraint.give_up());
+        self.mask_requests.extend(sequence.constraint.give_up());
         self.finished.push(Finished {
             request: sequence.request,
             reason,

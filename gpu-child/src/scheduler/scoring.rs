@@ -6,7 +6,7 @@
 
 use super::fair_queue::Candidate;
 use super::sequence::Sequence;
-use crate::logprobs::WantedPart;
+use crate::logprobs::PromptPart;
 use worker_orcd_ipc::{PromptLogprobs, TokenId};
 
 /// Maximum tokens of such prompts in a step. Reading a row of a large vocabulary takes about a millisecond, and a
@@ -46,9 +46,9 @@ impl Scoring {
         sequence: &Sequence,
         positions: std::ops::Range<usize>,
         tokens: &[TokenId],
-    ) -> Option<WantedPart> {
+    ) -> Option<PromptPart> {
         let (first, end) = (positions.start.max(self.told), positions.end.min(self.all));
-        (first == self.told && first < end).then(|| WantedPart {
+        (first == self.told && first < end).then(|| PromptPart {
             request: sequence.request,
             top: self.top,
             first: first as u32,

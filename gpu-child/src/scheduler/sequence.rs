@@ -4,16 +4,16 @@ mod drawing;
 mod paging;
 
 use super::Limits;
-use super::constraint::{Constraint, Wish};
+use super::constraint::{Constraint, MaskRequest};
 use super::drafts::Drafter;
 use super::fair_queue::Candidate;
 use super::page_table::PageTable;
+use super::reasoning_budget::ReasoningBudget;
 use super::scoring::Scoring;
-use super::thoughts::Thoughts;
 use super::token_rules::TokenRules;
 use crate::device::PageId;
 use crate::kv_pages::{ChainId, KvPages};
-use crate::logprobs::WantedPart;
+use crate::logprobs::PromptPart;
 use crate::pooling::Pool;
 pub(super) use drawing::MOST_FORCED;
 use std::sync::Arc;
@@ -54,7 +54,7 @@ pub(super) struct Sequence {
     /// State of the prompt's log probabilities, if requested.
     pub(super) scoring: Option<Scoring>,
     pub(super) constraint: Constraint,
-    thoughts: Option<Thoughts>,
+    reasoning: Option<ReasoningBudget>,
     rules: Option<TokenRules>,
     /// State of the embedding, if one is requested in place of tokens.
     pub(super) pool: Option<Pool>,
@@ -98,7 +98,7 @@ impl Sequence {
         } = submission;
         let prompt_len = prompt.len();
         let budget = params.thinking.clone();
-        let thoughts = budget.map(|budget| Thoughts::new(budget, &generated, limits));
+        let reasoning = budget.map(|budget| ReasoningBudget::new(budget, &generated, limits));
         let mut tokens = prompt;
         tokens.extend(generated);
         Self {
@@ -115,7 +115,7 @@ impl Sequence {
             prompt_len,
             scoring: prompt_logprobs.map(|order| Scoring::new(order, prompt_len)),
             constraint: Constraint::of(params.grammar.clone()),
-            thoughts,
+            reasoning,
             rules: TokenRules::new(&params, limits),
             params,
             pool: embeds
@@ -157,9 +157,9 @@ impl Sequence {
     /// is limited by the pages at hand.
     pub(super) fn runnable(&self, cache: &KvPages) -> usize {
         let comes_soon = self.decodes && self.constraint.expects_mask();
-        let is_decided = |thoughts: &Thoughts| self.unknown <= thoughts.decided();
+        let is_decided = |reasoning: &ReasoningBudget| self.unknown <= reasoning.decided();
         let waits = self.constraint.lacks_mask() && !comes_soon
-            || !self.thoughts.as_ref().is_none_or(is_decided);
+            || !self.reasoning.as_ref().is_none_or(is_decided);
         let room = self.table.room(cache.geometry()) - self.computed;
         (self.pending() - usize::from(waits)).min(room)
     }
@@ -194,7 +194,7 @@ impl Sequence {
     }
 
     /// Part of the prompt's log probabilities that the next `tokens` pending rows yield.
-    pub(super) fn scored_part(&self, tokens: usize) -> Option<WantedPart> {
+    pub(super) fn scored_part(&self, tokens: usize) -> Option<PromptPart> {
         let rows = self.computed..self.computed + tokens;
         self.scoring.as_ref()?.part(self, rows, &self.tokens)
     }
@@ -265,11 +265,11 @@ impl Sequence {
             return refused("its prediction has tokens outside the vocabulary".to_owned());
         }
         if self
-            .thoughts
+            .reasoning
             .as_ref()
             .is_some_and(|it| !it.is_sound(limits))
         {
-            return refused("its thoughts are bounded by what cannot be written".to_owned());
+            return refused("its reasoning are bounded by what cannot be written".to_owned());
         }
         self.ending(limits)
     }
@@ -338,8 +338,8 @@ impl Sequence {
     }
 
     /// Request for the mask after the newest tokens, and for those behind the drafts, if a further token follows.
-    pub(super) fn next_wish(&mut self, limits: &Limits) -> Option<Wish> {
-        if !self.constraint.has_news() || self.ending(limits).is_some() {
+    pub(super) fn next_mask_request(&mut self, limits: &Limits) -> Option<MaskRequest> {
+        if !self.constraint.has_unsent() || self.ending(limits).is_some() {
             return None;
         }
         let drafts = &self.tokens[self.tokens.len() - self.drafts..];

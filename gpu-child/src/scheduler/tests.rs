@@ -7,8 +7,8 @@ mod drafts;
 mod embeddings;
 mod fairness;
 mod paged_device;
+mod reasoning_budget;
 mod scoring;
-mod thoughts;
 mod token_rules;
 mod windows;
 
@@ -569,7 +569,7 @@ fn act() -> impl Strategy<Value = Act> {
                 it.min_tokens = min_tokens;
                 it.stop_token_ids = stop.into_iter().map(TokenId).collect();
                 it.without_drafts = without_drafts;
-                it.thinking = budget.map(|tokens| Arc::new(thoughts::budget(tokens)));
+                it.thinking = budget.map(|tokens| Arc::new(reasoning_budget::budget(tokens)));
             });
             Act::Submit(submission, predicted)
         }),

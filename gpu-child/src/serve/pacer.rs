@@ -9,7 +9,7 @@
 mod beside;
 mod drafts;
 
-use crate::scheduler::{Company, DraftCosts, StepShape};
+use crate::scheduler::{DraftCosts, StepDemand, StepShape};
 use beside::Beside;
 use drafts::DraftPrices;
 use std::time::Duration;
@@ -48,7 +48,7 @@ impl Pacer {
     }
 
     /// Prompt tokens allowed in the next step. 0 only occasionally, and only if a sequence decodes.
-    pub(super) fn prompt_tokens(&mut self, company: Company) -> u32 {
+    pub(super) fn prompt_tokens(&mut self, company: StepDemand) -> u32 {
         match company.decoding {
             0 => self.alone.tokens,
             _ => self.beside.prompt_tokens(company),

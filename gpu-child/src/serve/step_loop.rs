@@ -18,8 +18,8 @@ use super::reader::Conversation;
 use super::step_times::StepTimes;
 use super::watch::watch;
 use super::{Doing, Link, Loaded, Progress, Status, spawn};
-use crate::custody::Custody;
 use crate::device::Executor;
+use crate::fd_socket::FdSocket;
 use crate::flight_recorder::FlightRecorder;
 use crate::grammars::Grammars;
 use crate::kv_pages::KvPages;
@@ -123,7 +123,7 @@ struct StepLoop<'a> {
     /// Requests of other children with pages to copy now.
     adopting: Vec<Submission>,
     /// Socket over which KV caches of other devices' children arrive.
-    mailbox: Option<Custody>,
+    late_fd_socket: Option<FdSocket>,
 }
 
 impl<'a> StepLoop<'a> {
@@ -145,7 +145,7 @@ impl<'a> StepLoop<'a> {
             rank_head,
             max_sequence_tokens,
             adopts_from,
-            mailbox,
+            late_fd_socket,
         } = loaded;
         let geometry = executor.kv_geometry();
         let max_batch_tokens = executor.max_batch_tokens();
@@ -172,14 +172,14 @@ impl<'a> StepLoop<'a> {
             model,
             identity,
             weights,
-            tokenizer: Encoded::of(&tokenizer).map_err(untold)?,
+            tokenizer: Encoded::of(&tokenizer).map_err(unsent)?,
             sampling,
             device,
             memory,
             max_running,
             max_sequence_tokens,
             kv_capacity_tokens: geometry.tokens_in(geometry.pages),
-            copies_ahead: executor.kv_custody().is_some_and(|kv| kv.copies_ahead()),
+            copies_ahead: executor.kv_transfer().is_some_and(|kv| kv.copies_ahead()),
         };
         let steps = Self {
             link,
@@ -203,14 +203,14 @@ impl<'a> StepLoop<'a> {
             copies_from: adopts_from,
             ahead: VecDeque::new(),
             adopting: Vec::new(),
-            mailbox,
+            late_fd_socket,
         };
         Ok((steps, ready))
     }
 
     fn have_watched(&mut self, status: Weak<Status>) -> Result<(), Fault> {
-        let (notes, witness) = (self.recorder.notes(), self.executor.witness());
-        let thread = spawn("watch", move || watch(&status, notes, witness));
+        let (notes, progress_probe) = (self.recorder.notes(), self.executor.progress_probe());
+        let thread = spawn("watch", move || watch(&status, notes, progress_probe));
         thread.map_err(|error| Fault::Io {
             message: format!("a thread cannot be started: {error}"),
         })
@@ -439,7 +439,7 @@ fn microseconds(count: u32) -> Duration {
     Duration::from_micros(count.into())
 }
 
-fn untold(error: CodecError) -> Fault {
+fn unsent(error: CodecError) -> Fault {
     Fault::ModelLoad {
         message: format!("the tokenizer cannot be sent to the supervisor: {error}"),
     }

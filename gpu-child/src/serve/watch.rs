@@ -4,10 +4,10 @@
 //! This process has no access to that deadline. The thread records when a step is half a second old, then each time its
 //! age has doubled. So the last record before any deadline of a second or more is at least half as old as the deadline.
 //! Records go into the flight recorder ([`Notes`]): first the engine thread's present work, which is free to read, then
-//! the account of the device's [`Witness`], which may have to query NVIDIA's driver, and that may not answer.
+//! the account of the device's [`ProgressProbe`], which may have to query NVIDIA's driver, and that may not answer.
 
 use super::Status;
-use crate::device::Witness;
+use crate::device::ProgressProbe;
 use crate::flight_recorder::Notes;
 use std::sync::Weak;
 use std::thread;
@@ -21,7 +21,7 @@ const FIRST_LOOK: Duration = Duration::from_millis(500);
 pub(super) fn watch(
     status: &Weak<Status>,
     mut notes: Notes,
-    mut witness: Option<Box<dyn Witness>>,
+    mut progress_probe: Option<Box<dyn ProgressProbe>>,
 ) {
     let mut patience = Patience::default();
     while let Some(status) = status.upgrade() {
@@ -31,8 +31,8 @@ pub(super) fn watch(
             let engine = status.doing().words();
             let mut text = format!("after {age} ms the engine {engine}");
             notes.write(step, &text);
-            if let Some(witness) = &mut witness {
-                text = format!("{text}; {}", witness.account());
+            if let Some(progress_probe) = &mut progress_probe {
+                text = format!("{text}; {}", progress_probe.account());
                 notes.write(step, &text);
             }
         }

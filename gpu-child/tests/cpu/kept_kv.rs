@@ -28,7 +28,7 @@ const OTHER: Generation = Generation(1);
 const KV_BYTES: u64 = 32 << 20;
 
 fn shared_by(executor: &mut CpuExecutor) -> OwnedFd {
-    let kv = executor.kv_custody().expect("a KV cache that is shared");
+    let kv = executor.kv_transfer().expect("a KV cache that is shared");
     kv.share().expect("a descriptor")
 }
 
@@ -41,7 +41,7 @@ fn part(page: PageId, tokens: u32) -> PagePart {
 }
 
 fn seals(executor: &mut CpuExecutor, parts: &[PagePart]) -> Vec<u128> {
-    let kv = executor.kv_custody().expect("a KV cache that is shared");
+    let kv = executor.kv_transfer().expect("a KV cache that is shared");
     kv.seal(parts).expect("sealed");
     let seals = kv.seals().expect("seals");
     assert_eq!(seals.len(), parts.len());
@@ -50,7 +50,7 @@ fn seals(executor: &mut CpuExecutor, parts: &[PagePart]) -> Vec<u128> {
 }
 
 fn adopt(executor: &mut CpuExecutor, copies: &[PageCopy]) -> Vec<bool> {
-    let kv = executor.kv_custody().expect("a KV cache that is shared");
+    let kv = executor.kv_transfer().expect("a KV cache that is shared");
     kv.adopt(OTHER, copies).expect("copied")
 }
 
@@ -75,9 +75,9 @@ fn adopted_pages_compute_the_same_bits_and_changed_ones_are_refused() {
         let expected = run(&mut first, &model, 112, &tokens[112..], &own);
         assert_eq!(seals(&mut first, &parts), seals_of_first, "written behind");
 
-        let mut heir = sharing(&model, KV_BYTES);
+        let mut successor = sharing(&model, KV_BYTES);
         let other = shared_by(&mut first);
-        let kv = heir.kv_custody().expect("shared");
+        let kv = successor.kv_transfer().expect("shared");
         kv.attach(OTHER, other, bytes).expect("attached");
         let places = pages(40, 4);
         let copies: Vec<_> = (parts.iter().zip(&seals_of_first))
@@ -90,9 +90,9 @@ fn adopted_pages_compute_the_same_bits_and_changed_ones_are_refused() {
                 checksum,
             })
             .collect();
-        assert_eq!(adopt(&mut heir, &copies), vec![true; 4 * groups]);
-        run(&mut heir, &model, 104, &tokens[104..112], &places);
-        let seen = run(&mut heir, &model, 112, &tokens[112..], &places);
+        assert_eq!(adopt(&mut successor, &copies), vec![true; 4 * groups]);
+        run(&mut successor, &model, 104, &tokens[104..112], &places);
+        let seen = run(&mut successor, &model, 112, &tokens[112..], &places);
         assert_eq!(seen, expected);
 
         // The first process lives, and overwrites its sealed positions.
@@ -110,15 +110,18 @@ fn adopted_pages_compute_the_same_bits_and_changed_ones_are_refused() {
         };
         let changed = copies[groups];
         let again = [copies[0], changed, copies[3 * groups], nowhere, too_much];
-        assert_eq!(adopt(&mut heir, &again), [true, false, true, false, false]);
+        assert_eq!(
+            adopt(&mut successor, &again),
+            [true, false, true, false, false]
+        );
         let zero = part(PageId(unused.0 + 2), 32);
-        let [refused, unused] = seals(&mut heir, &[part(changed.to, 32), zero])[..] else {
+        let [refused, unused] = seals(&mut successor, &[part(changed.to, 32), zero])[..] else {
             panic!("two pages");
         };
         assert_eq!(refused, unused, "a page that was refused is zero again");
-        let kv = heir.kv_custody().expect("shared");
+        let kv = successor.kv_transfer().expect("shared");
         kv.release(OTHER);
-        assert_eq!(adopt(&mut heir, &copies[..1]), [false]);
+        assert_eq!(adopt(&mut successor, &copies[..1]), [false]);
     }
 }
 
@@ -126,7 +129,7 @@ fn adopted_pages_compute_the_same_bits_and_changed_ones_are_refused() {
 fn of_a_state_the_sealed_rows_are_adopted_and_no_others() {
     let model = Model::random(config_of_delta_nets(), MIXED);
     let tokens = tokens(32, 4);
-    let (mut first, mut heir) = (sharing(&model, KV_BYTES), sharing(&model, KV_BYTES));
+    let (mut first, mut successor) = (sharing(&model, KV_BYTES), sharing(&model, KV_BYTES));
     let mut short = sharing(&model, KV_BYTES);
     let (groups, bytes) = kv_shape(&first);
     run(&mut first, &model, 0, &tokens, &[PageId(0)]);
@@ -135,12 +138,12 @@ fn of_a_state_the_sealed_rows_are_adopted_and_no_others() {
     let sums = seals(&mut first, &parts);
     assert_eq!(sums, seals(&mut short, &parts));
     let other = shared_by(&mut first);
-    let kv = heir.kv_custody().expect("shared");
+    let kv = successor.kv_transfer().expect("shared");
     kv.attach(OTHER, other, bytes).expect("attached");
     let copies = copies_of(&parts, sums);
-    assert_eq!(adopt(&mut heir, &copies), vec![true; groups]);
+    assert_eq!(adopt(&mut successor, &copies), vec![true; groups]);
     let whole = parts_of(&[PageId(0)], &[32], groups);
-    assert_eq!(seals(&mut heir, &whole), seals(&mut short, &whole));
+    assert_eq!(seals(&mut successor, &whole), seals(&mut short, &whole));
 }
 
 #[test]
@@ -150,9 +153,9 @@ fn what_is_not_sealed_of_a_page_is_not_adopted() {
     let mut first = sharing(&model, KV_BYTES);
     run(&mut first, &model, 0, &tokens, &[PageId(0)]);
     let checksum = seals(&mut first, &[part(PageId(0), 8)])[0];
-    let mut heir = sharing(&model, KV_BYTES);
+    let mut successor = sharing(&model, KV_BYTES);
     let other = shared_by(&mut first);
-    let kv = heir.kv_custody().expect("shared");
+    let kv = successor.kv_transfer().expect("shared");
     kv.attach(OTHER, other, KV_BYTES).expect("attached");
     let copy = PageCopy {
         group: 0,
@@ -161,11 +164,11 @@ fn what_is_not_sealed_of_a_page_is_not_adopted() {
         tokens: 8,
         checksum,
     };
-    assert_eq!(adopt(&mut heir, &[copy]), [true]);
+    assert_eq!(adopt(&mut successor, &[copy]), [true]);
     let mut short = sharing(&model, KV_BYTES);
     run(&mut short, &model, 0, &tokens[..8], &[PageId(1)]);
     let whole = part(PageId(1), 32);
-    assert_eq!(seals(&mut heir, &[whole]), seals(&mut short, &[whole]));
+    assert_eq!(seals(&mut successor, &[whole]), seals(&mut short, &[whole]));
 }
 
 #[test]
@@ -175,7 +178,7 @@ fn a_kv_cache_of_another_size_than_was_said_or_of_no_whole_pages_is_not_attached
     let mut smaller = sharing(&model, KV_BYTES / 2);
     let mut attach = |bytes| {
         let memory = shared_by(&mut first);
-        let kv = smaller.kv_custody().expect("shared");
+        let kv = smaller.kv_transfer().expect("shared");
         kv.attach(OTHER, memory, bytes)
     };
     attach(KV_BYTES).expect("each child has a size of its own");
@@ -187,24 +190,24 @@ fn a_kv_cache_of_another_size_than_was_said_or_of_no_whole_pages_is_not_attached
 #[test]
 fn a_kv_cache_that_nobody_ordered_to_share_is_private() {
     let model = Model::random(config(None), MIXED);
-    assert!(model.load(1).kv_custody().is_none());
+    assert!(model.load(1).kv_transfer().is_none());
 }
 
 #[test]
 fn there_is_room_ahead_for_the_pages_of_another_cache_and_for_no_others() {
     let model = Model::random(config(None), MIXED);
     let mut first = sharing(&model, KV_BYTES);
-    let mut heir = sharing(&model, KV_BYTES);
-    let pages = heir.kv_geometry().pages;
-    let has_room = |heir: &mut CpuExecutor, page| {
-        let kv = heir.kv_custody().expect("shared");
+    let mut successor = sharing(&model, KV_BYTES);
+    let pages = successor.kv_geometry().pages;
+    let has_room = |successor: &mut CpuExecutor, page| {
+        let kv = successor.kv_transfer().expect("shared");
         kv.has_room_ahead(OTHER, PageId(page))
     };
-    assert!(!has_room(&mut heir, 0), "nothing is known of another");
+    assert!(!has_room(&mut successor, 0), "nothing is known of another");
     let other = shared_by(&mut first);
-    let kv = heir.kv_custody().expect("shared");
+    let kv = successor.kv_transfer().expect("shared");
     kv.attach(OTHER, other, KV_BYTES).expect("attached");
     assert!(kv.copies_ahead());
-    assert!(has_room(&mut heir, 0) && has_room(&mut heir, pages - 1));
-    assert!(!has_room(&mut heir, pages) && !has_room(&mut heir, u32::MAX));
+    assert!(has_room(&mut successor, 0) && has_room(&mut successor, pages - 1));
+    assert!(!has_room(&mut successor, pages) && !has_room(&mut successor, u32::MAX));
 }

@@ -41,9 +41,9 @@ fn weights_that_were_taken_over_compute_the_same_bits() {
         let expected = alone(&mut executor, &model.config, &tokens, 7);
         let mut kept = left_by(executor);
         for threads in [1, 3] {
-            let mut heir = take_over(&model, kept, threads).expect("taken over");
-            assert_eq!(alone(&mut heir, &model.config, &tokens, 7), expected);
-            kept = left_by(heir);
+            let mut successor = take_over(&model, kept, threads).expect("taken over");
+            assert_eq!(alone(&mut successor, &model.config, &tokens, 7), expected);
+            kept = left_by(successor);
         }
     }
 }

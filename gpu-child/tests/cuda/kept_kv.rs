@@ -7,7 +7,7 @@ use crate::support::{
 use crate::{load_with, options};
 use std::os::fd::OwnedFd;
 use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions};
-use worker_orcd_gpu::device::{Executor, KvCustody, LoadOptions, PageCopy, PageId, PagePart};
+use worker_orcd_gpu::device::{Executor, KvTransfer, LoadOptions, PageCopy, PageId, PagePart};
 use worker_orcd_ipc::{Generation, KvReaders, Role};
 
 /// The first child, which has computed the pages.
@@ -25,12 +25,12 @@ fn sharing(model: &Model, kv_cache_bytes: u64, role: Role) -> CudaExecutor {
     load_with(model, &options)
 }
 
-fn custody(executor: &mut CudaExecutor) -> &mut dyn KvCustody {
-    executor.kv_custody().expect("a KV cache that is shared")
+fn fd_socket(executor: &mut CudaExecutor) -> &mut dyn KvTransfer {
+    executor.kv_transfer().expect("a KV cache that is shared")
 }
 
 fn shared_by(executor: &mut CudaExecutor) -> OwnedFd {
-    custody(executor).share().expect("a descriptor")
+    fd_socket(executor).share().expect("a descriptor")
 }
 
 /// Checksums of whole pages.
@@ -46,7 +46,7 @@ fn seals(executor: &mut CudaExecutor, pages: &[PageId]) -> Vec<u128> {
 
 /// Checksums, after the device has computed all of them.
 fn seals_of(executor: &mut CudaExecutor, parts: &[PagePart]) -> Vec<u128> {
-    let kv = custody(executor);
+    let kv = fd_socket(executor);
     kv.seal(parts).expect("sent");
     let mut seals = Vec::new();
     while seals.len() < parts.len() {
@@ -100,14 +100,14 @@ fn adopted_pages_compute_the_same_bits(model: &Model, kv_bytes: u64) {
     assert_eq!(seals_of(&mut first, &parts), sums, "written behind them");
 
     // Of any size, and with its own memory before its promotion.
-    let mut heir = sharing(model, 2 * kv_bytes, Role::Standby);
+    let mut successor = sharing(model, 2 * kv_bytes, Role::Standby);
     let unused = PageId(70 * groups as u32);
-    let [warm, zero] = seals(&mut heir, &[PageId(0), unused])[..] else {
+    let [warm, zero] = seals(&mut successor, &[PageId(0), unused])[..] else {
         panic!("two pages");
     };
     assert_eq!(warm, zero, "nothing is left of warming up");
     let other = shared_by(&mut first);
-    custody(&mut heir)
+    fd_socket(&mut successor)
         .attach(OTHER, other, bytes)
         .expect("attached");
     let places = pages(40, 4);
@@ -121,17 +121,23 @@ fn adopted_pages_compute_the_same_bits(model: &Model, kv_bytes: u64) {
             checksum,
         })
         .collect();
-    heir.promote().expect("promoted");
+    successor.promote().expect("promoted");
     assert_eq!(
-        custody(&mut heir).adopt(OTHER, &copies).expect("copied"),
+        fd_socket(&mut successor)
+            .adopt(OTHER, &copies)
+            .expect("copied"),
         vec![true; 4 * groups]
     );
     let parts_there: Vec<_> = (parts.iter().zip(&there))
         .map(|(part, &page)| PagePart { page, ..*part })
         .collect();
-    assert_eq!(seals_of(&mut heir, &parts_there), sums, "wherever they lie");
-    run(&mut heir, model, 104, &tokens[104..112], &places);
-    let seen = run(&mut heir, model, 112, &tokens[112..], &places);
+    assert_eq!(
+        seals_of(&mut successor, &parts_there),
+        sums,
+        "wherever they lie"
+    );
+    run(&mut successor, model, 104, &tokens[104..112], &places);
+    let seen = run(&mut successor, model, 112, &tokens[112..], &places);
     assert_eq!(seen, expected);
 
     // The first process lives, and overwrites its sealed pages.
@@ -148,16 +154,21 @@ fn adopted_pages_compute_the_same_bits(model: &Model, kv_bytes: u64) {
         ..intact
     };
     let again = [intact, changed, copies[2 * groups], nowhere, part];
-    let found = custody(&mut heir).adopt(OTHER, &again).expect("copied");
+    let found = fd_socket(&mut successor)
+        .adopt(OTHER, &again)
+        .expect("copied");
     assert_eq!(found, [true, false, true, false, false]);
-    let [refused, zero] = seals(&mut heir, &[changed.to, unused])[..] else {
+    let [refused, zero] = seals(&mut successor, &[changed.to, unused])[..] else {
         panic!("two pages");
     };
     assert_eq!(refused, zero, "a page that was refused is zero again");
-    let before = heir.memory();
-    custody(&mut heir).release(OTHER);
-    assert_eq!(heir.memory().kv_capacity_bytes, before.kv_capacity_bytes);
-    let gone = custody(&mut heir)
+    let before = successor.memory();
+    fd_socket(&mut successor).release(OTHER);
+    assert_eq!(
+        successor.memory().kv_capacity_bytes,
+        before.kv_capacity_bytes
+    );
+    let gone = fd_socket(&mut successor)
         .adopt(OTHER, &copies[..1])
         .expect("nothing");
     assert_eq!(gone, [false]);
@@ -169,7 +180,7 @@ fn adopted_pages_compute_the_same_bits(model: &Model, kv_bytes: u64) {
 fn of_a_state_the_sealed_rows_are_adopted_and_no_others_on_a_card() {
     let model = Model::random(config_of_delta_nets(), MIXED);
     let tokens = tokens(32, 4);
-    let (mut first, mut heir, mut short) = {
+    let (mut first, mut successor, mut short) = {
         let load = || sharing(&model, KV_BYTES, Role::Active);
         (load(), load(), load())
     };
@@ -182,15 +193,20 @@ fn of_a_state_the_sealed_rows_are_adopted_and_no_others_on_a_card() {
         let sums = seals_of(&mut first, &parts);
         assert_eq!(sums, seals_of(&mut short, &parts));
         let other = shared_by(&mut first);
-        custody(&mut heir)
+        fd_socket(&mut successor)
             .attach(OTHER, other, bytes)
             .expect("attached");
         let copies = copies_of(&parts, sums);
-        let intact = custody(&mut heir).adopt(OTHER, &copies).expect("copied");
+        let intact = fd_socket(&mut successor)
+            .adopt(OTHER, &copies)
+            .expect("copied");
         assert_eq!(intact, vec![true; groups]);
         let whole = parts_of(&block, &[32], groups);
-        assert_eq!(seals_of(&mut heir, &whole), seals_of(&mut short, &whole));
-        custody(&mut heir).release(OTHER);
+        assert_eq!(
+            seals_of(&mut successor, &whole),
+            seals_of(&mut short, &whole)
+        );
+        fd_socket(&mut successor).release(OTHER);
     }
 }
 
@@ -215,9 +231,9 @@ fn what_is_not_sealed_of_a_page_is_not_adopted_on_a_card() {
         assert_eq!(seals_of(&mut first, &[part]), [sum]);
         assert_ne!(seals(&mut first, &[page]), of_short);
 
-        let mut heir = sharing(&model, KV_BYTES, Role::Active);
+        let mut successor = sharing(&model, KV_BYTES, Role::Active);
         let other = shared_by(&mut first);
-        custody(&mut heir)
+        fd_socket(&mut successor)
             .attach(OTHER, other, KV_BYTES)
             .expect("attached");
         let copy = PageCopy {
@@ -233,13 +249,17 @@ fn what_is_not_sealed_of_a_page_is_not_adopted_on_a_card() {
             to: PageId(10),
             ..copy
         };
-        let intact = custody(&mut heir)
+        let intact = fd_socket(&mut successor)
             .adopt(OTHER, &[odd, copy])
             .expect("copied");
         assert_eq!(intact, [false, true]);
-        assert_eq!(seals(&mut heir, &[place]), of_short, "the rest is clear");
+        assert_eq!(
+            seals(&mut successor, &[place]),
+            of_short,
+            "the rest is clear"
+        );
         let rest = run(
-            &mut heir,
+            &mut successor,
             &model,
             sealed,
             &tokens[sealed..],
@@ -279,9 +299,9 @@ fn many_pages_are_sealed_and_adopted_in_their_order() {
     }
     let all: Vec<_> = (0..PAGES).map(PageId).collect();
     let sums = seals(&mut first, &all);
-    let mut heir = sharing(&model, bytes, Role::Active);
+    let mut successor = sharing(&model, bytes, Role::Active);
     let other = shared_by(&mut first);
-    custody(&mut heir)
+    fd_socket(&mut successor)
         .attach(OTHER, other, bytes)
         .expect("attached");
     let copies: Vec<_> = (0..PAGES)
@@ -289,12 +309,16 @@ fn many_pages_are_sealed_and_adopted_in_their_order() {
         .collect();
     let mut wrong = copies.clone();
     wrong[300].checksum ^= 1;
-    let intact = custody(&mut heir).adopt(OTHER, &wrong).expect("copied");
+    let intact = fd_socket(&mut successor)
+        .adopt(OTHER, &wrong)
+        .expect("copied");
     assert!((0..600).all(|page| intact[page] == (page != 300)));
-    let intact = custody(&mut heir).adopt(OTHER, &copies).expect("copied");
+    let intact = fd_socket(&mut successor)
+        .adopt(OTHER, &copies)
+        .expect("copied");
     assert!(intact.iter().all(|intact| *intact));
     let there: Vec<_> = copies.iter().map(|copy| copy.to).collect();
-    assert_eq!(seals(&mut heir, &there), sums);
+    assert_eq!(seals(&mut successor, &there), sums);
 }
 
 #[test]
@@ -306,13 +330,13 @@ fn what_is_no_kv_cache_has_no_pages() {
     for bytes in [0, KV_BYTES + 1] {
         let memory = shared_by(&mut first);
         assert!(
-            custody(&mut other).attach(OTHER, memory, bytes).is_err(),
+            fd_socket(&mut other).attach(OTHER, memory, bytes).is_err(),
             "{bytes}"
         );
     }
     let file = OwnedFd::from(tempfile::tempfile().expect("a file"));
     for (memory, bytes) in [(shared_by(&mut first), 64 * KV_BYTES), (file, KV_BYTES)] {
-        let kv = custody(&mut other);
+        let kv = fd_socket(&mut other);
         // The mapping is made beside the steps, or fails.
         kv.attach(OTHER, memory, bytes).expect("whole pages");
         let copy = PageCopy {
@@ -332,8 +356,8 @@ fn what_is_no_kv_cache_has_no_pages() {
 #[ignore = "needs an NVIDIA GPU"]
 fn a_kv_cache_is_private_unless_two_fit() {
     let model = Model::random(config(None), MIXED);
-    assert!(load_with(&model, &options()).kv_custody().is_none());
+    assert!(load_with(&model, &options()).kv_transfer().is_none());
     let total = load_with(&model, &options()).memory().total_bytes;
     let most = total.expect("a card") / 10 * 6;
-    assert!(sharing(&model, most, Role::Active).kv_custody().is_none());
+    assert!(sharing(&model, most, Role::Active).kv_transfer().is_none());
 }

@@ -34,7 +34,7 @@ pub fn config(window: Option<usize>) -> ModelConfig {
         positions: Positions {
             window: window.map(|positions| Window {
                 positions,
-                whole_every: None,
+                full_every: None,
                 rope: None,
             }),
             ..Positions::default()
@@ -46,7 +46,7 @@ pub fn config(window: Option<usize>) -> ModelConfig {
         has_sinks: false,
         gates_attention: false,
         delta_net: None,
-        near_heads: None,
+        sliding_heads: None,
         normalizes_values: false,
         logit_cap: None,
         shared_kv_layers: 0,
@@ -122,7 +122,7 @@ pub fn config_with_windows(positions: usize) -> ModelConfig {
         positions: Positions {
             window: Some(Window {
                 positions,
-                whole_every: Some(2),
+                full_every: Some(2),
                 rope: None,
             }),
             ..Positions::default()
@@ -144,7 +144,7 @@ pub fn config_like_gemma() -> ModelConfig {
         positions: Positions {
             window: Some(Window {
                 positions: 40,
-                whole_every: Some(2),
+                full_every: Some(2),
                 rope: Some(rope),
             }),
             ..Positions::default()
@@ -173,7 +173,7 @@ pub fn config_like_gemma4() -> ModelConfig {
     ModelConfig {
         n_kv_heads: 1,
         head_dim: 64,
-        near_heads: Some(Heads {
+        sliding_heads: Some(Heads {
             count: gemma3.n_heads,
             kv_count: 4,
             dim: 32,
@@ -196,7 +196,7 @@ pub fn config_like_gemma4_of_large_heads() -> ModelConfig {
     ModelConfig {
         n_heads: 4,
         head_dim: 512,
-        near_heads: Some(Heads {
+        sliding_heads: Some(Heads {
             count: 4,
             kv_count: 2,
             dim: 256,
@@ -212,7 +212,7 @@ pub fn config_like_gemma4_e2b() -> ModelConfig {
     let plain = config_like_gemma4();
     let mut positions = plain.positions.clone();
     if let Some(window) = &mut positions.window {
-        window.whole_every = Some(3);
+        window.full_every = Some(3);
     }
     ModelConfig {
         n_layers: 6,
@@ -231,7 +231,7 @@ pub fn config_like_gemma4_e2b_of_four_layers() -> ModelConfig {
     let plain = config_like_gemma4_e2b();
     let mut positions = plain.positions.clone();
     if let Some(window) = &mut positions.window {
-        window.whole_every = Some(2);
+        window.full_every = Some(2);
     }
     ModelConfig {
         n_layers: 4,
@@ -325,7 +325,7 @@ pub fn config_of_gpt_oss() -> ModelConfig {
         positions: Positions {
             window: Some(Window {
                 positions: 40,
-                whole_every: Some(2),
+                full_every: Some(2),
                 rope: None,
             }),
             ..Positions::default()

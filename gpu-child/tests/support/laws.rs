@@ -165,7 +165,7 @@ pub fn pages_behind_windows_do_not_change_a_bit(
     let (tokens, others) = (tokens(150, 6), tokens(150, 7));
     let expected = alone(executor, config, &tokens, 1);
     let geometry = executor.kv_geometry();
-    let (whole, groups) = (geometry.groups.whole(), geometry.groups.count());
+    let (whole, groups) = (geometry.groups.full(), geometry.groups.count());
     let (own, other) = (pages(0, 5), pages(8, 5));
     let other_table = page_table(&other, groups as u32);
     let mut watch = Watch::new(2, config);
@@ -179,7 +179,7 @@ pub fn pages_behind_windows_do_not_change_a_bit(
             pages,
         };
         let mut table = page_table(&own, groups as u32);
-        given_back = geometry.near_from(first);
+        given_back = geometry.sliding_from(first);
         for block in 0..given_back {
             let places = block * groups + whole..(block + 1) * groups;
             let last = other_table.len() - groups;

@@ -2,11 +2,11 @@
 
 pub mod events;
 
+use crate::answer_format::{AnswerRequest, Api, Form};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::limits::RequestLimits;
 use crate::messages::{begun, read_messages};
-use crate::presentation::{AnswerRequest, Api, Form};
 use crate::request::{GenerationRequest, Input, Reader};
 use crate::sampling::{self, ModelTerms, read_params, read_sampling, read_stop};
 use worker_orcd_ipc::GenerationParams;

@@ -11,7 +11,7 @@
 //!   ([`mistakes`]). [`json`]: values that are read in place. [`description`], [`schema`]: the same fields as JSON Schema.
 //!   [`fates`]: the support of a field by an endpoint.
 //! * [`openai`], [`anthropic`], [`responses`], [`ollama`], [`execute`], [`embeddings`], [`rerank`], [`texts`]: readers and
-//!   writers of each API. [`request`]: what all of them ask for. [`presentation`]: the format of an answer, as the journal keeps it.
+//!   writers of each API. [`request`]: what all of them ask for. [`answer_format`]: the format of an answer, as the journal keeps it.
 //! * Common fields: `no_effect`, [`sampling`], `logit_bias`, `messages`, `tools`, [`structure`], `effort`, [`thinking_budget`],
 //!   [`choices`], `token_ids`. [`limits`]: the operator's limits.
 //! * Answers: `timeline` splits text into items; [`render`] is the trait of streamed formats. [`error`]: errors of all
@@ -24,6 +24,7 @@
 #![warn(unreachable_pub)]
 
 pub mod answer;
+pub mod answer_format;
 pub mod anthropic;
 pub mod body;
 mod call_ids;
@@ -43,7 +44,6 @@ pub mod mistakes;
 mod no_effect;
 pub mod ollama;
 pub mod openai;
-pub mod presentation;
 pub mod render;
 pub mod request;
 pub mod rerank;

@@ -216,7 +216,7 @@ fn read_message(mut fields: Fields<'_>, terms: &ChatTerms) -> Result<Option<Mark
 
 /// Reads reasoning under either name. Both names are accepted if their texts are equal.
 fn read_thoughts(fields: &mut Fields<'_>, role: Option<&str>) -> Option<String> {
-    let mut thoughts: Option<String> = None;
+    let mut reasoning: Option<String> = None;
     for name in THOUGHTS {
         let text = fields.text(name, &(0..=usize::MAX));
         let Some(text) = text.filter(|text| !text.is_empty()) else {
@@ -225,12 +225,12 @@ fn read_thoughts(fields: &mut Fields<'_>, role: Option<&str>) -> Option<String> 
         if role.is_some_and(|role| role != "assistant") {
             fields.error(name, Constraint::Conflict, "is an assistant's");
         }
-        if thoughts.get_or_insert_with(|| text.clone()) != &text {
+        if reasoning.get_or_insert_with(|| text.clone()) != &text {
             let rule = format!("says something else than {}", THOUGHTS[0]);
             fields.error(name, Constraint::Conflict, rule);
         }
     }
-    thoughts
+    reasoning
 }
 
 /// `None` if absent. Invalid calls are omitted.

@@ -16,4 +16,4 @@ pub mod embed;
 mod options;
 pub mod request;
 
-pub use crate::presentation::OllamaKind as Kind;
+pub use crate::answer_format::OllamaKind as Kind;

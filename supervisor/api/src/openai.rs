@@ -20,7 +20,7 @@ pub(crate) mod tool_choice;
 pub(crate) mod tools;
 pub mod whole;
 
-pub use crate::presentation::OpenAiKind as Kind;
+pub use crate::answer_format::OpenAiKind as Kind;
 use worker_orcd_text::tools::Parsing;
 
 impl Kind {

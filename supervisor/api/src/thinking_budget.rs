@@ -11,7 +11,7 @@ use crate::no_effect::{accept, values};
 use crate::structure::Asked;
 use std::sync::Arc;
 use worker_orcd_ipc::{Grammar, ThinkingBudget};
-use worker_orcd_text::tools::{Parsing, Thoughts, thinking_budget};
+use worker_orcd_text::tools::{Parsing, ReasoningFormat, thinking_budget};
 use worker_orcd_text::{Structure, Text};
 
 /// Fields of chat: vLLM's, and llama-server's.
@@ -46,16 +46,16 @@ impl Budget {
         parsing: &Parsing,
         text: &Text,
     ) -> Result<Option<Arc<ThinkingBudget>>, ApiError> {
-        let (Some(Self { tokens, field }), Some(thoughts)) = (budget, parsing.thinking) else {
+        let (Some(Self { tokens, field }), Some(reasoning)) = (budget, parsing.thinking) else {
             return Ok(None);
         };
-        let budget = thinking_budget(tokens, thoughts, text);
+        let budget = thinking_budget(tokens, reasoning, text);
         budget.map(|it| Some(Arc::new(it))).ok_or_else(|| {
-            let rule = match thoughts {
-                Thoughts::Channels => {
+            let rule = match reasoning {
+                ReasoningFormat::Channels => {
                     "cannot be followed: the model's vocabulary cannot write <|end|>"
                 }
-                Thoughts::Gemma4 => {
+                ReasoningFormat::Gemma4 => {
                     "cannot be followed: the model's vocabulary cannot write <channel|>"
                 }
                 _ => "cannot be followed: the model's vocabulary cannot write </think>",
@@ -95,7 +95,7 @@ pub fn read(
     });
     match smallest {
         Some(Budget { field, .. }) if is_whole => {
-            let rule = "cannot be given together with a grammar, which is about thoughts, too";
+            let rule = "cannot be given together with a grammar, which is about reasoning, too";
             fields.error(field, Constraint::Conflict, rule);
             None
         }
@@ -116,7 +116,7 @@ mod tests {
     };
     const THINKS: Parsing = Parsing {
         calls: None,
-        thinking: Some(Thoughts::Tagged),
+        thinking: Some(ReasoningFormat::Tagged),
         parameters: Parameters::NONE,
     };
 

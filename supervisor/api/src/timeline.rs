@@ -198,11 +198,11 @@ pub(super) fn sum(steps: Vec<Step>) -> Vec<Item> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use worker_orcd_text::tools::{Parameters, Syntax, Thoughts};
+    use worker_orcd_text::tools::{Parameters, ReasoningFormat, Syntax};
 
     const PARSING: Parsing = Parsing {
         calls: Some(Syntax::Hermes),
-        thinking: Some(Thoughts::Tagged),
+        thinking: Some(ReasoningFormat::Tagged),
         parameters: Parameters::NONE,
     };
     const CALL: &str = "<tool_call>{\"name\": \"a\", \"arguments\": {\"x\": 1}}</tool_call>";

@@ -1,4 +1,4 @@
-//! Tools of a request, independent of the API: each API's reader parses its own form into [`Tool`]s and a [`Wanted`].
+//! Tools of a request, independent of the API: each API's reader parses its own form into [`Tool`]s and a [`CallPolicy`].
 //!
 //! The chat template shows tools to the model as a list of
 //! `{"type": "function", "function": {"name", "description", "parameters"}}`. The keys have this order for every client.
@@ -15,7 +15,7 @@ use crate::messages::tool_calls::NUMBERS;
 use crate::mistakes::{Constraint, Mistakes};
 use crate::schema;
 use crate::structure::Asked;
-use choice::{Choice, Wanted};
+use choice::{CallPolicy, Choice};
 use serde_json::json;
 use worker_orcd_text::json_texts;
 use worker_orcd_text::tools::{ChatTerms, Function};
@@ -225,7 +225,7 @@ pub(super) fn read_list(
 pub(super) fn settle(
     fields: &mut Fields<'_>,
     list: List,
-    wanted: Wanted,
+    wanted: CallPolicy,
     parallel: &'static str,
 ) -> Tools {
     let (shown, functions) = list.functions.unzip();

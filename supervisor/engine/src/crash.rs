@@ -14,7 +14,7 @@ pub(crate) mod recording;
 pub(crate) mod report;
 pub mod store;
 
-pub use death::{Burial, Death};
+pub use death::{Death, Reaping};
 pub(crate) use log::CrashLog;
 pub use report::Summary;
 pub use store::{CrashSettings, CrashStore};

@@ -11,39 +11,39 @@
 //! Deliberately absent: blocking calls and long computations. Another thread builds the tokenizer, and writes to a
 //! child go into a buffer.
 //!
-//! * `start`: the driver's task. [`handles`]: the side of clients' tasks. [`estate`]: handoff to and from another
+//! * `start`: the driver's task. [`handles`]: the side of clients' tasks. [`handoff`]: handoff to and from another
 //!   driver.
-//! * [`seat`], [`seats`]: a child and its state. [`words`]: messages of a child. [`vitals`]: child statistics.
+//! * [`seat`], [`seats`]: a child and its state. [`words`]: messages of a child. [`child_stats`]: child statistics.
 //!   [`rate`]: token rate. [`flood`]: limit on messages. [`silence`]: overdue children.
-//! * [`devices`]: the children of each device, from spawn to end, and devices in and out of service. [`keeping`],
-//!   [`keepings`]: memory that outlives a child. [`mps`]: one child at a time under CUDA MPS. [`program`]: replaced
+//! * [`devices`]: the children of each device, from spawn to end, and devices in and out of service. [`retained_memory`],
+//!   [`retained_by_device`]: memory that outlives a child. [`mps`]: one child at a time under CUDA MPS. [`program`]: replaced
 //!   child programs.
-//! * [`chronicle`]: observation. [`news`]: log lines and snapshots. [`post_mortem`]: crash facts. [`witness`],
-//!   [`witnesses`]: GPU monitors. [`service_manager`]: notifications to systemd. `timers`: deadlines and their effects.
+//! * [`observer`]: observation. [`snapshot_builder`]: log lines and snapshots. [`post_mortem`]: crash facts. [`gpu_monitor`],
+//!   [`gpu_monitors`]: GPU monitors. [`service_manager`]: notifications to systemd. `timers`: deadlines and their effects.
 
 #![expect(clippy::disallowed_methods, reason = "once a turn, for all requests")]
 
-mod chronicle;
+mod child_stats;
 mod devices;
-mod estate;
 mod flood;
+mod gpu_monitor;
+mod gpu_monitors;
 mod handles;
-mod keeping;
-mod keepings;
+mod handoff;
 mod mps;
-mod news;
+mod observer;
 mod post_mortem;
 mod program;
 mod rate;
+mod retained_by_device;
+mod retained_memory;
 mod seat;
 mod seats;
 pub mod service_manager;
 mod silence;
+mod snapshot_builder;
 mod start;
 mod timers;
-mod vitals;
-mod witness;
-mod witnesses;
 mod words;
 
 pub use start::start;
@@ -51,21 +51,21 @@ pub use start::start;
 use crate::child::Sign;
 use crate::child::link::LinkError;
 use crate::child::spawn::Spawner;
-use crate::driver::chronicle::Chronicle;
 use crate::driver::devices::Models;
-use crate::driver::estate::{Departure, Heritage};
 use crate::driver::handles::Handles;
-use crate::driver::keeping::Keeping;
-use crate::driver::keepings::Keepings;
-use crate::driver::seat::{Built, Happening};
+use crate::driver::handoff::{Departure, HandoffState};
+use crate::driver::observer::Observer;
+use crate::driver::retained_by_device::RetainedByDevice;
+use crate::driver::retained_memory::RetainedMemory;
+use crate::driver::seat::{Built, SeatEvent};
 use crate::driver::seats::Seats;
 use crate::driver::service_manager::ServiceManager;
-use crate::driver::silence::doubt;
+use crate::driver::silence::set_overdue;
 use crate::driver::words::{Listener, link_failure};
 use crate::engine::control::Control;
 use crate::engine::{Ended, EngineSettings, LoadedModel, Milestones, Shared};
-use crate::estate::EngineEstate;
-use crate::nvml::Sighting;
+use crate::handoff::EngineHandoff;
+use crate::nvml::GpuSample;
 use std::collections::VecDeque;
 use std::num::NonZeroU8;
 use std::sync::Arc;
@@ -87,23 +87,23 @@ pub(crate) struct Driver {
     /// Effects that are not yet performed. Performing one can add others.
     effects: VecDeque<Effect>,
     seats: Seats,
-    keeping: Keepings,
+    retained: RetainedByDevice,
     requests: Requests,
     model: Option<Arc<LoadedModel>>,
     models: Models,
     handles: Handles,
-    chronicle: Chronicle,
+    observer: Observer,
     service_manager: ServiceManager,
-    heritage: Heritage,
+    handoff_state: HandoffState,
     /// Pending handoff to another driver.
     departure: Option<Departure>,
 }
 
 /// Cause of a turn.
-enum Occasion {
-    InSeat(SeatId, Happening),
+enum DriverEvent {
+    InSeat(SeatId, SeatEvent),
     Control(Control),
-    Sighting(DeviceId, Sighting),
+    GpuSample(DeviceId, GpuSample),
     Tick,
 }
 
@@ -114,18 +114,18 @@ impl Driver {
         controls: mpsc::UnboundedReceiver<Control>,
         milestones: watch::Sender<Milestones>,
         spawner: &Spawner,
-        estate: &mut EngineEstate,
+        handoff: &mut EngineHandoff,
     ) -> Self {
         let started = Instant::now();
-        let mut chronicle = Chronicle::new(started, &settings, &shared);
-        let rules = mps::rules(&mut settings, started, &mut chronicle.news);
-        let heritage = Heritage::of(estate, &settings);
-        let (worker, effects) = Worker::start(Duration::ZERO, rules, &heritage.before());
+        let mut observer = Observer::new(started, &settings, &shared);
+        let rules = mps::rules(&mut settings, started, &mut observer.snapshots);
+        let handoff_state = HandoffState::of(handoff, &settings);
+        let (worker, effects) = Worker::start(Duration::ZERO, rules, &handoff_state.before());
         let devices = worker.devices().count();
         let of_devices = u8::try_from(devices).ok().and_then(NonZeroU8::new);
         let of_devices = of_devices.unwrap_or(NonZeroU8::MIN);
         Self {
-            chronicle,
+            observer,
             requests: Requests::new(Arc::clone(&shared.registry), of_devices),
             settings,
             started,
@@ -133,12 +133,12 @@ impl Driver {
             seats: Seats::new(worker.seats(), started, spawner),
             worker,
             effects: effects.into(),
-            keeping: Keepings::new(devices),
+            retained: RetainedByDevice::new(devices),
             model: None,
             models: Models::new(devices),
             handles: Handles::new(shared, controls, milestones),
             service_manager: ServiceManager::of_this_process(),
-            heritage,
+            handoff_state,
             departure: None,
         }
     }
@@ -155,29 +155,31 @@ impl Driver {
                 timer.as_mut().reset(wake_at);
             }
             let occasion = tokio::select! {
-                (seat, happening) = self.seats.next() => Occasion::InSeat(seat, happening),
-                control = self.handles.next() => Occasion::Control(control),
-                (card, seen) = self.chronicle.gpu.next() => Occasion::Sighting(card, seen),
-                () = &mut timer => Occasion::Tick,
+                (seat, happening) = self.seats.next() => DriverEvent::InSeat(seat, happening),
+                control = self.handles.next() => DriverEvent::Control(control),
+                (card, seen) = self.observer.gpu.next() => DriverEvent::GpuSample(card, seen),
+                () = &mut timer => DriverEvent::Tick,
             };
             self.now = Instant::now();
             self.take_up(occasion);
             self.perform();
-            if let Some(heir) = self.is_to_leave() {
-                return drop(heir.send(self.leave()));
+            if let Some(successor) = self.is_to_hand_over() {
+                return drop(successor.send(self.hand_over()));
             }
         }
         self.end_requests();
     }
 
-    fn take_up(&mut self, occasion: Occasion) {
+    fn take_up(&mut self, occasion: DriverEvent) {
         match occasion {
-            Occasion::InSeat(seat, Happening::Sign(sign)) => self.on_sign(seat, sign),
-            Occasion::InSeat(seat, Happening::Spawned(spawned)) => self.on_spawned(seat, spawned),
-            Occasion::InSeat(seat, Happening::Built(built)) => self.on_built(seat, *built),
-            Occasion::Control(control) => self.on_control(control),
-            Occasion::Sighting(device, sighting) => self.on_sighting(device, sighting),
-            Occasion::Tick => timers::fire_due(self),
+            DriverEvent::InSeat(seat, SeatEvent::Sign(sign)) => self.on_sign(seat, sign),
+            DriverEvent::InSeat(seat, SeatEvent::Spawned(spawned)) => {
+                self.on_spawned(seat, spawned)
+            }
+            DriverEvent::InSeat(seat, SeatEvent::Built(built)) => self.on_built(seat, *built),
+            DriverEvent::Control(control) => self.on_control(control),
+            DriverEvent::GpuSample(device, sample) => self.on_sighting(device, sample),
+            DriverEvent::Tick => timers::fire_due(self),
         }
     }
 
@@ -195,7 +197,7 @@ impl Driver {
                 // A process that exits before its connection can no longer connect.
                 let never_connected = !child.has_connected();
                 let generation = child.generation;
-                let crashes = &mut self.chronicle.crashes;
+                let crashes = &mut self.observer.crashes;
                 crashes.exited(seat, generation, self.now, exit);
                 self.handle_child(seat, ChildEvent::Exited(exit));
                 if never_connected {
@@ -215,8 +217,8 @@ impl Driver {
             Control::Withdraw(device, asker) => self.asked_to_withdraw(device, asker),
             Control::Readmit(device, asker) => self.asked_to_readmit(device, asker),
             Control::StopNow => self.handle(Event::StopNow),
-            Control::CopyEstate(asker) => drop(asker.send(self.estate())),
-            Control::Leave(heir) => self.prepare_to_leave(heir),
+            Control::CopyEstate(asker) => drop(asker.send(self.handoff())),
+            Control::Leave(successor) => self.prepare_to_hand_over(successor),
         }
     }
 
@@ -226,9 +228,9 @@ impl Driver {
         self.handle(Event::Child { generation, event });
     }
 
-    fn on_sighting(&mut self, device: DeviceId, sighting: Sighting) {
-        if let Some(testimony) = self.chronicle.sighted(device, sighting, &self.seats) {
-            self.handle(Event::Gpu(device, testimony));
+    fn on_sighting(&mut self, device: DeviceId, sample: GpuSample) {
+        if let Some(verdict) = self.observer.sighted(device, sample, &self.seats) {
+            self.handle(Event::Gpu(device, verdict));
         }
     }
 
@@ -241,7 +243,7 @@ impl Driver {
             // If this task ran late, messages of the child may be unread.
             let is_in_time = due.is_some_and(|due| self.now < due + silence::OWN_DELAY);
             if is_in_time {
-                doubt(&mut self.seats[seat], &mut self.requests, "it is silent");
+                set_overdue(&mut self.seats[seat], &mut self.requests, "it is silent");
             }
         }
     }
@@ -253,11 +255,11 @@ impl Driver {
             return;
         };
         let is_due = now >= *since + self.settings.restart.steady;
-        let vitals = self.seats[seat].vitals.as_mut();
-        let Some(vitals) = vitals.filter(|it| is_due && !it.has_progressed()) else {
+        let stats = self.seats[seat].stats.as_mut();
+        let Some(stats) = stats.filter(|it| is_due && !it.has_progressed()) else {
             return;
         };
-        if self.requests.in_flight(seat).next().is_none() && vitals.progresses() {
+        if self.requests.in_flight(seat).next().is_none() && stats.progresses() {
             self.handle_child(seat, ChildEvent::Progress);
         }
     }
@@ -307,8 +309,8 @@ impl Driver {
             believed: self.believes(seat),
             seat: &mut self.seats[seat],
             requests: &mut self.requests,
-            chronicle: &mut self.chronicle,
-            keeping: &mut self.keeping,
+            observer: &mut self.observer,
+            retained: &mut self.retained,
             settings: &mut self.settings,
             model: self.model.as_ref(),
         }
@@ -333,7 +335,7 @@ impl Driver {
 
     fn do_effects(&mut self) {
         while let Some(effect) = self.effects.pop_front() {
-            self.chronicle.news.effect(&effect);
+            self.observer.snapshots.effect(&effect);
             self.do_one(effect);
         }
     }
@@ -350,7 +352,7 @@ impl Driver {
                 successor,
             } => {
                 self.seats[successor].role = Role::Active;
-                self.chronicle.crashes.inherit(predecessor, successor);
+                self.observer.crashes.inherit(predecessor, successor);
             }
             Effect::DeviceOut(device) => self.device_out(device),
             Effect::DeviceIn(device) => self.device_in(device),
@@ -375,7 +377,7 @@ impl Driver {
             ChildAction::Spawn => self.spawn(seat, generation),
             ChildAction::Load(role) => self.load(seat, generation, role),
             ChildAction::StandBy => {
-                self.chronicle
+                self.observer
                     .stands_by(now, &mut self.seats[seat], generation);
             }
             ChildAction::Promote => {
@@ -386,20 +388,20 @@ impl Driver {
             ChildAction::Suspend { previous_state } => {
                 let state = self.worker.state_name(&previous_state);
                 let served = previous_state.takes_work();
-                let chronicle = &mut self.chronicle;
-                chronicle.noticed(now, seat, generation, state, served);
+                let observer = &mut self.observer;
+                observer.noticed(now, seat, generation, state, served);
                 self.requests.suspend(seat);
             }
             ChildAction::Vacate => self.requests.withdraw(seat),
-            ChildAction::InvalidateWeights(cause) => self.keeping[seat].let_go(&cause),
+            ChildAction::InvalidateWeights(cause) => self.retained[seat].let_go(&cause),
             ChildAction::Release => self.release(seat, generation),
             ChildAction::Dismiss => self.send(seat, &Command::Shutdown),
             ChildAction::Kill(signal) => {
                 if self.seats[seat].kill(generation, signal) {
-                    self.chronicle.crashes.killed(seat, generation, now);
+                    self.observer.crashes.killed(seat, generation, now);
                 }
             }
-            ChildAction::Reap(cause) => self.bury(seat, generation, &cause),
+            ChildAction::Reap(cause) => self.reaped(seat, generation, &cause),
         }
     }
 
@@ -425,12 +427,12 @@ impl Driver {
 
     fn publish(&mut self) {
         let (worker, requests, shared) = (&self.worker, &self.requests, &self.handles.shared);
-        let chronicle = &mut self.chronicle;
-        let snapshot = chronicle.snapshot(self.now, &self.seats, worker, requests, shared);
+        let observer = &mut self.observer;
+        let snapshot = observer.snapshot(self.now, &self.seats, worker, requests, shared);
         if let Some(mut snapshot) = snapshot {
-            snapshot.model_kept_open = self.keeping.iter().any(Keeping::has_model);
-            for (device, kept) in snapshot.devices.iter_mut().zip(self.keeping.iter()) {
-                device.custody = kept.snapshot();
+            snapshot.model_kept_open = self.retained.iter().any(RetainedMemory::has_model);
+            for (device, kept) in snapshot.devices.iter_mut().zip(self.retained.iter()) {
+                device.retained = kept.snapshot();
             }
             for (device, tokens) in snapshot.devices.iter_mut().zip(self.models.kv_capacities()) {
                 device.kv_capacity_tokens = tokens;
@@ -439,6 +441,6 @@ impl Driver {
             self.handles.publish(snapshot);
         }
         self.service_manager.turn(self.now);
-        self.announce_estate();
+        self.announce_handoff();
     }
 }

@@ -25,7 +25,7 @@ pub use snapshot::{
 
 use crate::crash::{CrashSettings, CrashStore};
 use crate::engine::control::{Answer, Control};
-use crate::estate::EngineEstate;
+use crate::handoff::EngineHandoff;
 use parking_lot::RwLock;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -113,8 +113,8 @@ pub struct Ended {
 
 /// State of an earlier engine.
 #[derive(Debug, Default)]
-pub struct Inheritance {
-    pub estate: EngineEstate,
+pub struct PreviousEngine {
+    pub handoff: EngineHandoff,
     /// Requests in the write-ahead log.
     pub requests: Vec<Restored>,
 }
@@ -145,7 +145,7 @@ pub(crate) struct Milestones {
     /// True once a model has been loaded.
     pub ready: bool,
     /// Number of changes of the handoff state.
-    pub estates: u64,
+    pub handoffs: u64,
     pub ended: Option<Ended>,
 }
 
@@ -227,8 +227,8 @@ impl Engine {
         for (record, skip) in records.iter().zip(skips) {
             record.progress.lock().skip(*skip);
         }
-        let presentation = records.first()?.presentation.clone();
-        Some((self.readers_of(records), presentation))
+        let format = records.first()?.format.clone();
+        Some((self.readers_of(records), format))
     }
 
     /// Cancels the live job or answer parts with this id, restricted to an owner if there is one. Their streams end
@@ -321,28 +321,28 @@ impl Engine {
 
     /// Ends at once and hands over its state, with the serving children, to another engine. `None`: the engine has
     /// ended already.
-    pub async fn leave(&self) -> Option<EngineEstate> {
-        let (sender, estate) = oneshot::channel();
+    pub async fn hand_over(&self) -> Option<EngineHandoff> {
+        let (sender, handoff) = oneshot::channel();
         self.controls.send(Control::Leave(sender)).ok()?;
-        estate.await.ok()
+        handoff.await.ok()
     }
 
     /// Duplicates of the handoff state. `None`: the engine has ended.
-    pub async fn copy_estate(&self) -> Option<EngineEstate> {
-        let (sender, estate) = oneshot::channel();
+    pub async fn copy_handoff(&self) -> Option<EngineHandoff> {
+        let (sender, handoff) = oneshot::channel();
         self.controls.send(Control::CopyEstate(sender)).ok()?;
-        estate.await.ok()
+        handoff.await.ok()
     }
 
     /// Waits for the next change of the handoff state. False if the engine has ended.
-    pub async fn estate_changed(&self, known: &mut u64) -> bool {
+    pub async fn handoff_changed(&self, known: &mut u64) -> bool {
         let mut milestones = self.milestones.clone();
-        let changed = milestones.wait_for(|it| it.estates != *known || it.ended.is_some());
+        let changed = milestones.wait_for(|it| it.handoffs != *known || it.ended.is_some());
         let Ok(seen) = changed.await else {
             return false;
         };
         let is_over = seen.ended.is_some();
-        *known = seen.estates;
+        *known = seen.handoffs;
         !is_over
     }
 

@@ -10,7 +10,7 @@
 //! * [`engine`]: the server's handle: admission, the loaded model, snapshots, settings.
 //! * [`driver`]: the one task that owns children, lifecycle and journal. [`child`]: one child process. [`nvml`]: GPU
 //!   monitor. [`crash`]: reports of deaths.
-//! * [`estate`]: handoff state for the engine of another supervisor.
+//! * [`handoff`]: handoff state for the engine of another supervisor.
 //! * [`interpreter`]: untrusted chat templates and grammars, in processes of this program.
 //!
 //! Deliberately absent: HTTP and the formats of its answers, metrics, the command line and files of settings, signals,
@@ -23,11 +23,11 @@ pub mod child;
 pub mod crash;
 pub mod driver;
 pub mod engine;
-pub mod estate;
+pub mod handoff;
 pub mod interpreter;
 pub mod nvml;
 
 pub use engine::{
     ChildSnapshot, DeviceSnapshot, Ended, Engine, EngineSettings, EngineSnapshot, FaultsSnapshot,
-    GpuSnapshot, Inheritance, LoadSnapshot, LoadedModel, SamplingDefaults, Status,
+    GpuSnapshot, LoadSnapshot, LoadedModel, PreviousEngine, SamplingDefaults, Status,
 };

@@ -56,9 +56,9 @@ const ORDERS: usize = 8;
 
 /// The driver's ends of both channels. A drop ends the threads unless they are blocked.
 #[derive(Debug)]
-pub struct Witness {
+pub struct NvmlMonitor {
     orders: SyncSender<Order>,
-    sightings: UnboundedReceiver<Sighting>,
+    samples: UnboundedReceiver<GpuSample>,
 }
 
 /// Order to the sampling thread, besides its regular samples.
@@ -70,7 +70,7 @@ pub(crate) enum Order {
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Sighting {
+pub(crate) enum GpuSample {
     /// Last sample: there is no library, no kernel driver, or no such device.
     Absent(String),
     Opened(Identity),
@@ -100,18 +100,18 @@ pub struct SeenXid {
     pub kernel: Option<Duration>,
 }
 
-impl Witness {
+impl NvmlMonitor {
     /// Starts the threads. Returns at once. The first sample shows whether there is a GPU.
     ///
     /// # Errors
     /// If the machine has no thread.
     pub(crate) fn start(open: Opener) -> io::Result<Self> {
         let (orders, inbox) = sync_channel(ORDERS);
-        let (outbox, sightings) = unbounded_channel();
+        let (outbox, samples) = unbounded_channel();
         std::thread::Builder::new()
             .name("nvml".to_owned())
             .spawn(move || threads::ask(open, &inbox, &outbox))?;
-        Ok(Self { orders, sightings })
+        Ok(Self { orders, samples })
     }
 
     /// Monitor by NVML of the child's GPU `cuda:{ordinal}`.
@@ -146,8 +146,8 @@ impl Witness {
     }
 
     /// Next sample. `None`: there will be none. Cancel-safe.
-    pub(crate) async fn next(&mut self) -> Option<Sighting> {
-        self.sightings.recv().await
+    pub(crate) async fn next(&mut self) -> Option<GpuSample> {
+        self.samples.recv().await
     }
 
     /// Orders an examination. Does not wait. False: the thread accepts no orders.

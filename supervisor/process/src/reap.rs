@@ -58,7 +58,7 @@ impl Process {
     }
 
     /// Leaves the process alive, for [`resume`](Self::resume).
-    pub fn leave(mut self) {
+    pub fn hand_over(mut self) {
         self.reaped = true;
     }
 
@@ -213,7 +213,7 @@ mod tests {
     async fn one_that_was_left_alive_goes_on_and_is_waited_for_by_who_goes_on_with_it() {
         let (process, _stdout) = shell("sleep 600; exit 3");
         let pid = process.pid();
-        process.leave();
+        process.hand_over();
         let mut again = Process::resume(pid).unwrap();
         let patience = Duration::from_millis(50);
         let too_soon = tokio::time::timeout(patience, again.exited()).await;

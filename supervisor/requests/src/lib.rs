@@ -20,7 +20,7 @@
 //! * [`registry`]: admission control. [`refusal`]: reasons for a refused admission. [`logprob_memory`]: memory limit for
 //!   log probabilities of prompts. [`error_code`]: error codes of the API.
 //! * [`live`]: the driver's side: assignment to children, replay after a death, suspect scheduling. [`placement`]:
-//!   choice of a child. [`prefixes`]: estimate of a child's prefix cache. [`kin`]: determinism class of a device.
+//!   choice of a child. [`prefixes`]: estimate of a child's prefix cache. [`determinism`]: determinism class of a device.
 //!   [`violation`]: reports of a child that violate the protocol.
 //! * [`scene`]: position of each request at a death. [`suspicion`]: evidence against one request. [`fingerprint`],
 //!   [`quarantine`]: refusal of requests that killed children.
@@ -34,10 +34,10 @@
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
 
+mod determinism;
 mod drafts;
 pub mod error_code;
 pub mod fingerprint;
-mod kin;
 pub mod live;
 pub mod logprob_memory;
 pub mod logprobs;
@@ -63,9 +63,9 @@ pub mod testing;
 #[cfg(test)]
 mod tests;
 
+pub use determinism::DeterminismClass;
 pub use drafts::Drafts;
 pub use fingerprint::Fingerprint;
-pub use kin::Kin;
 pub use live::{Requests, ServedBy};
 pub use logprobs::{Listed, ListedToken};
 pub use progress::Skip;

@@ -5,7 +5,7 @@
 //! submission, the reports of its child, the child's death, and the end.
 //!
 //! * [`restored`]: write-ahead log and requests of an earlier supervisor.
-//! * [`assignments`]: requests and their children. [`dispatch`]: commands and pending answers of one seat. [`turns`]:
+//! * [`assignments`]: requests and their children. [`dispatch`]: commands and pending answers of one seat. [`scheduling`]:
 //!   choice of the next request for each child, and rebalancing between children.
 //! * [`devices`]: several children: the requests that each may continue, KV cache pages that it can adopt, recall, and
 //!   overdue children.
@@ -16,15 +16,15 @@ mod devices;
 mod dispatch;
 mod probation;
 mod restored;
-mod turns;
+mod scheduling;
 
 use self::assignments::{Assignments, Live};
 use self::dispatch::Place;
 use self::probation::{Inquest, Probation, Verdict};
+use crate::determinism::DeterminismClass;
 use crate::drafts::Drafts;
 use crate::error_code::ErrorCode;
 use crate::fingerprint::Fingerprint;
-use crate::kin::Kin;
 use crate::logprobs;
 use crate::progress::{Progress, Pushed};
 use crate::record::{Embedding, Failure, OnFault, Record, StopReason};
@@ -59,14 +59,14 @@ pub struct Requests {
     /// `None` if the kernel had no memory or no descriptor for the log.
     wal: Option<Wal>,
     /// Requests that ended under an earlier supervisor. Their text is decoded once a vocabulary is known.
-    untold: Vec<Arc<Record>>,
+    unsent: Vec<Arc<Record>>,
 }
 
 /// Properties of a child that is ready to serve.
 #[derive(Debug, Clone)]
 pub struct ServedBy {
     pub text: Arc<Text>,
-    pub kin: Kin,
+    pub class: DeterminismClass,
     /// Number of sequences that the child decodes at once.
     pub slots: usize,
     /// Size of the KV cache, in tokens.
@@ -95,7 +95,7 @@ impl Requests {
             scratch: String::new(),
             totals: Totals::default(),
             wal: None,
-            untold: Vec::new(),
+            unsent: Vec::new(),
         }
     }
 
@@ -221,7 +221,7 @@ impl Requests {
         self.assigned.hand_out();
     }
 
-    /// Stops assignments to the child. Its reports remain valid until [`bury`](Self::bury) or
+    /// Stops assignments to the child. Its reports remain valid until [`reaped`](Self::reaped) or
     /// [`release`](Self::release).
     pub fn suspend(&mut self, seat: SeatId) {
         self.assigned.seat(seat).close();
@@ -334,7 +334,7 @@ impl Requests {
             logprobs::check(request, record.prompt_top(), Some(of_token), vocabulary)?;
         }
         let mut progress = record.progress.lock();
-        let is_next = progress.scores_told() == Some(said.first);
+        let is_next = progress.scores_sent() == Some(said.first);
         if !is_next || said.logprobs.len() > progress.scores_missing() {
             return Err(Violation::Logprobs(request));
         }
@@ -527,7 +527,7 @@ impl Requests {
     // === deaths ===
 
     /// Reassigns requests of a dying child before it is reaped, except those that its death could make suspects. Later
-    /// reports of the child do not count. [`bury`](Self::bury) judges the death.
+    /// reports of the child do not count. [`reaped`](Self::reaped) judges the death.
     pub fn release(&mut self, seat: SeatId) {
         for id in self.assigned.depart(seat) {
             self.interrupt(id, seat);
@@ -537,15 +537,15 @@ impl Requests {
 
     /// Judges the requests of a dead, reaped child, then continues or ends each. Returns how many recent deaths a
     /// request caused.
-    pub fn bury(&mut self, seat: SeatId, cause: &DeathCause, scene: &Scene, now: Instant) -> u32 {
+    pub fn reaped(&mut self, seat: SeatId, cause: &DeathCause, scene: &Scene, now: Instant) -> u32 {
         self.suspend(seat);
-        let bereft = self.assigned.bereft(seat);
+        let in_flight = self.assigned.in_flight(seat);
         let dispatch = self.assigned.seat(seat);
-        let alone = dispatch.awaits_nobody() && bereft.len() == 1;
-        dispatch.bury();
+        let alone = dispatch.awaits_nobody() && in_flight.len() == 1;
+        dispatch.reaped();
         let inquest = self.probation.look_into(seat, cause, scene, alone, now);
         let mut ascribed = 0;
-        for id in bereft {
+        for id in in_flight {
             self.interrupt(id, seat);
             if inquest.suspects(id) {
                 ascribed = ascribed.max(self.judge(id, &inquest, now));
@@ -571,8 +571,8 @@ impl Requests {
     /// Judges a request and returns the number of deaths that it caused, which do not count as a crash loop. The number
     /// is bounded, because a proof takes few deaths.
     fn judge(&mut self, id: RequestId, inquest: &Inquest<'_>, now: Instant) -> u32 {
-        let toll = self.probation.toll(now);
-        match self.assigned.accuse(id, inquest, toll) {
+        let recent_deaths = self.probation.recent_deaths(now);
+        match self.assigned.accuse(id, inquest, recent_deaths) {
             Verdict::Unchanged => 0,
             Verdict::OnProbation => {
                 self.totals.probations += 1;

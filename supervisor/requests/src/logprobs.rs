@@ -51,9 +51,9 @@ pub struct Ledger {
     prompt: Arc<Vec<Logprobs>>,
     /// `Some` from the first token on.
     text: Option<Arc<Text>>,
-    /// Number of decoded characters. `told`: the number of those that are in pieces.
+    /// Number of decoded characters. `sent`: the number of those that are in pieces.
     decoded: usize,
-    told: usize,
+    sent: usize,
     /// Tokens that are not in a piece yet: index, id and offset.
     waiting: VecDeque<(usize, TokenId, usize)>,
     /// Tokens in pieces that were not taken yet: index, id and offset.
@@ -116,10 +116,10 @@ impl Ledger {
 
     /// Assigns waiting tokens to a new piece. Returns the number of tokens listed with it.
     pub fn assign(&mut self, piece: &str) -> usize {
-        self.told += piece.chars().count();
+        self.sent += piece.chars().count();
         let before = self.listed.len();
-        let told = self.told;
-        let begun = self.waiting.iter().take_while(|(_, _, at)| *at < told);
+        let sent = self.sent;
+        let begun = self.waiting.iter().take_while(|(_, _, at)| *at < sent);
         let begun = begun.count();
         self.listed.extend(self.waiting.drain(..begun));
         self.listed.len() - before

@@ -18,7 +18,7 @@ const TURN: u64 = 2048;
 
 /// Load of a child.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Burden {
+pub struct ChildLoad {
     /// Tokens to compute for requests without a first token.
     pub ahead: u64,
     /// Number of requests.
@@ -39,7 +39,7 @@ pub struct Capacity {
 
 /// Demand of a request on one child.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Want {
+pub struct Demand {
     /// Number of tokens of the history.
     pub history: u64,
     /// Number of those tokens that this child would have to compute.
@@ -48,8 +48,8 @@ pub struct Want {
 
 /// Reservation of a request on the child that has it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Hold {
-    want: Want,
+pub struct Reservation {
+    demand: Demand,
     stage: Stage,
 }
 
@@ -65,71 +65,71 @@ pub enum Stage {
     Streams,
 }
 
-impl Hold {
+impl Reservation {
     pub fn stage(&self) -> Stage {
         self.stage
     }
 
-    pub fn want(&self) -> Want {
-        self.want
+    pub fn demand(&self) -> Demand {
+        self.demand
     }
 }
 
-impl Burden {
+impl ChildLoad {
     /// Adds a request and returns its reservation.
-    pub fn take(&mut self, want: Want) -> Hold {
-        let hold = Hold {
-            want,
+    pub fn take(&mut self, demand: Demand) -> Reservation {
+        let reservation = Reservation {
+            demand,
             stage: Stage::Waits,
         };
-        self.add(hold);
-        hold
+        self.add(reservation);
+        reservation
     }
 
-    pub fn advance(&mut self, hold: &mut Hold, stage: Stage) {
-        self.remove(*hold);
-        hold.stage = stage;
-        self.add(*hold);
+    pub fn advance(&mut self, reservation: &mut Reservation, stage: Stage) {
+        self.remove(*reservation);
+        reservation.stage = stage;
+        self.add(*reservation);
     }
 
-    fn add(&mut self, hold: Hold) {
+    fn add(&mut self, reservation: Reservation) {
         self.given += 1;
-        self.kv_tokens += hold.want.history;
-        match hold.stage {
-            Stage::Waits | Stage::Begun => self.ahead += hold.want.uncached,
+        self.kv_tokens += reservation.demand.history;
+        match reservation.stage {
+            Stage::Waits | Stage::Begun => self.ahead += reservation.demand.uncached,
             Stage::Streams => self.streams += 1,
         }
     }
 
     /// Removes a request.
-    pub fn remove(&mut self, hold: Hold) {
+    pub fn remove(&mut self, reservation: Reservation) {
         self.given -= 1;
-        self.kv_tokens -= hold.want.history;
-        match hold.stage {
-            Stage::Waits | Stage::Begun => self.ahead -= hold.want.uncached,
+        self.kv_tokens -= reservation.demand.history;
+        match reservation.stage {
+            Stage::Waits | Stage::Begun => self.ahead -= reservation.demand.uncached,
             Stage::Streams => self.streams -= 1,
         }
     }
 
     /// Load without one of the child's requests.
-    pub fn without(mut self, hold: Hold) -> Self {
-        self.remove(hold);
+    pub fn without(mut self, reservation: Reservation) -> Self {
+        self.remove(reservation);
         self
     }
 
     /// Estimated wait of a request for its first token, in prompt tokens.
-    pub fn wait(&self, want: Want, capacity: Capacity) -> u64 {
+    pub fn wait(&self, demand: Demand, capacity: Capacity) -> u64 {
         let turns = (self.given + 1).saturating_sub(capacity.slots) as u64;
-        let kv_wanted = self.kv_tokens + want.history;
+        let kv_wanted = self.kv_tokens + demand.history;
         let lacking = kv_wanted.saturating_sub(capacity.kv_tokens);
         // A request that lacks pages must wait for another one to end, as for a slot.
         let turns = turns.max(u64::from(lacking > 0));
-        self.ahead + want.uncached + STREAM * self.streams as u64 + TURN * turns + lacking
+        self.ahead + demand.uncached + STREAM * self.streams as u64 + TURN * turns + lacking
     }
 
     /// True if the child could begin the request immediately.
-    pub fn has_room(&self, want: Want, capacity: Capacity) -> bool {
-        self.given < capacity.slots && self.kv_tokens + want.history <= capacity.kv_tokens
+    pub fn has_room(&self, demand: Demand, capacity: Capacity) -> bool {
+        self.given < capacity.slots && self.kv_tokens + demand.history <= capacity.kv_tokens
     }
 }
 
@@ -142,30 +142,30 @@ mod tests {
         kv_tokens: 10_000,
     };
 
-    fn want(history: u64, uncached: u64) -> Want {
-        Want { history, uncached }
+    fn demand(history: u64, uncached: u64) -> Demand {
+        Demand { history, uncached }
     }
 
-    fn wait(burden: Burden, uncached: u64) -> u64 {
-        burden.wait(want(1000, uncached), CAPACITY)
+    fn wait(load: ChildLoad, uncached: u64) -> u64 {
+        load.wait(demand(1000, uncached), CAPACITY)
     }
 
-    fn streams(streams: usize) -> Burden {
-        Burden {
+    fn streams(streams: usize) -> ChildLoad {
+        ChildLoad {
             given: streams,
             streams,
-            ..Burden::default()
+            ..ChildLoad::default()
         }
     }
 
     #[test]
     fn a_conversation_stays_with_its_prefix_until_what_is_ahead_costs_more_than_it_saves() {
-        let behind = |ahead| Burden {
+        let behind = |ahead| ChildLoad {
             ahead,
             ..streams(1)
         };
-        assert!(wait(behind(800), 100) < wait(Burden::default(), 1000));
-        assert!(wait(behind(900), 100) > wait(Burden::default(), 1000));
+        assert!(wait(behind(800), 100) < wait(ChildLoad::default(), 1000));
+        assert!(wait(behind(900), 100) > wait(ChildLoad::default(), 1000));
     }
 
     #[test]
@@ -176,36 +176,38 @@ mod tests {
     #[test]
     fn a_usual_prefix_is_not_worth_a_wait_for_somebodys_end() {
         assert!(wait(streams(4), 0) > wait(streams(3), 1000));
-        let full = Burden {
+        let full = ChildLoad {
             kv_tokens: 9_500,
             ..streams(1)
         };
         assert!(wait(full, 0) > wait(streams(3), 1000));
-        assert!(!full.has_room(want(1000, 0), CAPACITY));
-        assert!(full.has_room(want(500, 0), CAPACITY));
-        assert!(!streams(4).has_room(want(1, 0), CAPACITY));
+        assert!(!full.has_room(demand(1000, 0), CAPACITY));
+        assert!(full.has_room(demand(500, 0), CAPACITY));
+        assert!(!streams(4).has_room(demand(1, 0), CAPACITY));
     }
 
     #[test]
     fn a_child_that_has_lost_everything_has_no_burden() {
-        let mut burden = Burden::default();
-        let mut holds = [300, 200, 100].map(|tokens| burden.take(want(tokens, tokens / 2)));
-        burden.advance(&mut holds[0], Stage::Begun);
-        burden.advance(&mut holds[1], Stage::Streams);
-        let expected = Burden {
+        let mut load = ChildLoad::default();
+        let mut holds = [300, 200, 100].map(|tokens| load.take(demand(tokens, tokens / 2)));
+        load.advance(&mut holds[0], Stage::Begun);
+        load.advance(&mut holds[1], Stage::Streams);
+        let expected = ChildLoad {
             ahead: 200,
             given: 3,
             streams: 1,
             kv_tokens: 600,
         };
-        assert_eq!(burden, expected);
-        holds.into_iter().for_each(|hold| burden.remove(hold));
-        assert_eq!(burden, Burden::default());
+        assert_eq!(load, expected);
+        holds
+            .into_iter()
+            .for_each(|reservation| load.remove(reservation));
+        assert_eq!(load, ChildLoad::default());
     }
 
     #[test]
     fn where_all_are_full_the_shorter_line_is_better() {
-        let line = |given| Burden {
+        let line = |given| ChildLoad {
             given,
             ..streams(4)
         };

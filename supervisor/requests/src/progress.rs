@@ -50,7 +50,7 @@ pub struct Progress {
     /// The child has died since the last token.
     interrupted: bool,
     /// `generated` comes from an earlier supervisor and is not decoded yet.
-    is_untold: bool,
+    is_unsent: bool,
     /// Number of pieces that were taken or skipped.
     taken: u32,
     skip: Skip,
@@ -92,7 +92,7 @@ impl Progress {
             recoveries: 0,
             recovering: false,
             interrupted: false,
-            is_untold: false,
+            is_unsent: false,
             taken: 0,
             skip: Skip::Nothing,
             gives_known: false,
@@ -113,7 +113,7 @@ impl Progress {
             recoveries,
             recovering: end.is_none(),
             end,
-            is_untold: true,
+            is_unsent: true,
             ..self
         }
     }
@@ -131,7 +131,7 @@ impl Progress {
 
     /// Decodes the tokens of an earlier supervisor.
     pub fn retell(&mut self, text: &Arc<Text>, scratch: &mut String) {
-        if !std::mem::take(&mut self.is_untold) {
+        if !std::mem::take(&mut self.is_unsent) {
             return;
         }
         for (index, token) in (0..).zip(std::mem::take(&mut self.generated)) {
@@ -153,13 +153,13 @@ impl Progress {
         self.generated.push(token);
     }
 
-    pub fn is_untold(&self) -> bool {
-        self.is_untold
+    pub fn is_unsent(&self) -> bool {
+        self.is_unsent
     }
 
     /// Ends a restored request that this model cannot decode.
     pub fn disown(&mut self, failure: &Failure) {
-        self.is_untold = false;
+        self.is_unsent = false;
         self.end = Some(StreamEvent::Failed(failure.clone()));
     }
 
@@ -357,7 +357,7 @@ impl Progress {
         };
         let ledger = self.ledger.as_mut();
         let pieces = self.unread.take(&mut push, &mut self.taken, skip, ledger);
-        let may_end = !self.is_untold && self.unread.is_empty();
+        let may_end = !self.is_unsent && self.unread.is_empty();
         if let Some(end) = self.end.take_if(|_| may_end) {
             push(end);
             self.closed = true;

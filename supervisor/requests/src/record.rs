@@ -43,7 +43,7 @@ pub struct NewRequest {
     /// Reaction to a child's death. `None`: the default of the engine.
     pub on_fault: Option<OnFault>,
     /// Response format of the answer, in the encoding of the HTTP layer. This crate does not read it.
-    pub presentation: String,
+    pub format: String,
 }
 
 impl NewRequest {
@@ -217,8 +217,8 @@ impl Record {
     pub fn restored(restored: Restored, clock: Clock) -> Self {
         let request = restored.request;
         let accepted_at = clock.instant(restored.accepted_at_ms);
-        let told = request.params.logprobs.map(|_| restored.told_logprobs);
-        let progress = Progress::new(accepted_at, &request, told);
+        let sent = request.params.logprobs.map(|_| restored.sent_logprobs);
+        let progress = Progress::new(accepted_at, &request, sent);
         let first_token_at = restored.first_token_at_ms.map(|at| clock.instant(at));
         let progress = progress
             .restored(
@@ -229,7 +229,7 @@ impl Record {
             )
             .with_cached_tokens(restored.cached_tokens)
             .with_drafts(restored.drafts)
-            .with_prompt(&request, restored.told_prompt);
+            .with_prompt(&request, restored.sent_prompt);
         Self {
             id: restored.id,
             request,
@@ -248,7 +248,7 @@ impl Record {
     /// Submission for the first child, or for the next one after the tokens that the request has.
     pub fn submission(&self) -> Submission {
         let progress = self.progress.lock();
-        let told = self.prompt_top().zip(progress.scores_told());
+        let sent = self.prompt_top().zip(progress.scores_sent());
         Submission {
             request: self.id,
             client: self.client,
@@ -256,9 +256,9 @@ impl Record {
             generated: progress.generated().to_vec(),
             sealed: None,
             params: Arc::clone(&self.params),
-            prompt_logprobs: told.map(|(top, told)| PromptLogprobs {
+            prompt_logprobs: sent.map(|(top, sent)| PromptLogprobs {
                 top,
-                reported: told,
+                reported: sent,
             }),
             embeds: self.embeds,
         }

@@ -193,8 +193,8 @@ impl Position {
     /// Pieces of each part that the client already has.
     #[must_use]
     pub fn delivered(&self) -> Vec<Skip> {
-        let told = |record: &Arc<Record>| record.progress.lock().delivered();
-        self.0.iter().map(told).collect()
+        let sent = |record: &Arc<Record>| record.progress.lock().delivered();
+        self.0.iter().map(sent).collect()
     }
 }
 

@@ -62,12 +62,12 @@ mod tests {
     fn read(streams: &mut Streams) -> (Poll<bool>, String) {
         let mut out = Vec::new();
         let polled = streams.poll_next(&mut Context::from_waker(Waker::noop()), &mut out);
-        let told = out.into_iter().map(|(part, event)| match event {
+        let sent = out.into_iter().map(|(part, event)| match event {
             StreamEvent::Text(piece) => format!("{part}{} ", piece.text),
             StreamEvent::Finished(_) => format!("{part}. "),
             StreamEvent::Embedded(_) | StreamEvent::Failed(_) => format!("{part}! "),
         });
-        (polled, told.collect())
+        (polled, sent.collect())
     }
 
     #[test]
@@ -86,9 +86,9 @@ mod tests {
                 "0b 0. ",
             ),
         ];
-        for (report, told) in reports {
+        for (report, sent) in reports {
             journal.requests.step(SEAT, &report, journal.now).unwrap();
-            assert_eq!(read(&mut streams), (Poll::Ready(true), told.to_owned()));
+            assert_eq!(read(&mut streams), (Poll::Ready(true), sent.to_owned()));
         }
         assert_eq!(read(&mut streams), (Poll::Ready(false), String::new()));
     }

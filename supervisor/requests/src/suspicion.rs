@@ -37,7 +37,7 @@ pub(crate) type Signature = (String, Option<Within>);
 
 /// A death from the view of one request.
 #[derive(Debug, Clone)]
-pub(crate) struct Sighting {
+pub(crate) struct DeathEvidence {
     /// Place in the request. `None`: the request was with the child, but not in the step.
     pub(crate) spot: Option<Spot>,
     /// Number of tokens of the prompt and the answer.
@@ -49,7 +49,7 @@ pub(crate) struct Sighting {
 
 /// Numbers of recent deaths of children, with any requests.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Toll {
+pub(crate) struct RecentDeaths {
     pub(crate) lately: u32,
     pub(crate) last_minute: u32,
 }
@@ -84,34 +84,37 @@ struct Tally {
 
 impl Suspicion {
     /// Adds a death. Returns true if it occurred at a place that may be the fatal one.
-    pub(super) fn note(&mut self, sighting: Sighting) -> bool {
-        if self.is_acquitted_at(sighting.history) {
+    pub(super) fn note(&mut self, evidence: DeathEvidence) -> bool {
+        if self.is_acquitted_at(evidence.history) {
             *self = Self::default();
         }
-        let Some(spot) = sighting.spot else {
+        let Some(spot) = evidence.spot else {
             self.elsewhere += 1;
-            self.history = sighting.history;
+            self.history = evidence.history;
             return false;
         };
         if self.lies_ahead_of(&spot) {
-            self.missed += u32::from(sighting.alone);
+            self.missed += u32::from(evidence.alone);
             return false;
         }
-        self.history = sighting.history;
+        self.history = evidence.history;
         self.missed = 0;
         self.pass(&spot);
         self.open.push(Strike {
             spot,
-            signature: sighting.signature,
-            alone: sighting.alone,
+            signature: evidence.signature,
+            alone: evidence.alone,
         });
         true
     }
 
-    pub(super) fn is_proven(&self, toll: Toll) -> bool {
+    pub(super) fn is_proven(&self, recent_deaths: RecentDeaths) -> bool {
         let others = |all: u32| all.saturating_sub(self.deaths() + self.elsewhere);
         let least = |deaths, alone| Tally { deaths, alone };
-        let (alike, of_any_kind) = match (others(toll.lately), others(toll.last_minute)) {
+        let (alike, of_any_kind) = match (
+            others(recent_deaths.lately),
+            others(recent_deaths.last_minute),
+        ) {
             (..DEATHS_OF_A_BAD_MACHINE, _) => (least(3, 1), least(5, 2)),
             (_, ..HAIL) => (least(5, 2), least(5, 3)),
             _ => (least(5, 2), least(7, 3)),
@@ -214,9 +217,9 @@ mod tests {
     }
 
     /// Recent deaths: `own` of them with the request, `others` without it.
-    fn toll(own: u32, others: u32) -> Toll {
+    fn recent_deaths(own: u32, others: u32) -> RecentDeaths {
         let all = own + others;
-        Toll {
+        RecentDeaths {
             lately: all,
             last_minute: all,
         }
@@ -226,7 +229,7 @@ mod tests {
     fn deaths(suspicion: &mut Suspicion, spots: &[Option<Spot>], signature: &Signature) {
         for spot in spots {
             let alone = suspicion.is_suspect();
-            suspicion.note(Sighting {
+            suspicion.note(DeathEvidence {
                 spot: spot.clone(),
                 history: HISTORY,
                 signature: signature.clone(),
@@ -246,13 +249,13 @@ mod tests {
             "the last part of the replay counts as the step"
         );
         assert!(
-            !suspicion.is_proven(toll(2, 0)),
+            !suspicion.is_proven(recent_deaths(2, 0)),
             "the request never ran alone"
         );
         assert!(!suspicion.is_acquitted_at(HISTORY + 1));
         assert!(suspicion.is_acquitted_at(HISTORY + 2));
         deaths(&mut suspicion, &[in_prompt(1984..HISTORY)], &crash());
-        assert!(suspicion.is_proven(toll(3, 0)));
+        assert!(suspicion.is_proven(recent_deaths(3, 0)));
     }
 
     #[test]
@@ -270,12 +273,12 @@ mod tests {
         let mut suspicion = Suspicion::default();
         let parts = [640..704, 672..680, 600..700];
         deaths(&mut suspicion, &parts.map(in_prompt), &crash());
-        assert!(suspicion.is_proven(toll(3, 0)));
+        assert!(suspicion.is_proven(recent_deaths(3, 0)));
         let mut other = Suspicion::default();
         let parts = [640..704, 672..680, 600..672];
         deaths(&mut other, &parts.map(in_prompt), &crash());
         assert!(
-            !other.is_proven(toll(3, 0)),
+            !other.is_proven(recent_deaths(3, 0)),
             "the third death is at another place"
         );
     }
@@ -284,22 +287,22 @@ mod tests {
     fn a_decode_step_that_kills_moves_on_by_a_token_each_time() {
         let mut suspicion = Suspicion::default();
         for history in HISTORY..HISTORY + 3 {
-            assert!(!suspicion.is_proven(toll(3, 0)));
-            suspicion.note(Sighting {
+            assert!(!suspicion.is_proven(recent_deaths(3, 0)));
+            suspicion.note(DeathEvidence {
                 spot: decoding(history),
                 history,
                 signature: crash(),
                 alone: suspicion.is_suspect(),
             });
         }
-        assert!(suspicion.is_proven(toll(3, 0)));
+        assert!(suspicion.is_proven(recent_deaths(3, 0)));
     }
 
     #[test]
     fn progress_between_deaths_makes_no_suspect_of_any_number() {
         let mut suspicion = Suspicion::default();
         for history in (HISTORY..HISTORY + 200).step_by(2) {
-            suspicion.note(Sighting {
+            suspicion.note(DeathEvidence {
                 spot: decoding(history),
                 history,
                 signature: crash(),
@@ -324,12 +327,12 @@ mod tests {
             let mut of_many = Suspicion::default();
             for death in 1..=7 {
                 deaths(&mut suspicion, &[decoding(HISTORY)], &crash());
-                let proven = suspicion.is_proven(toll(death, others));
+                let proven = suspicion.is_proven(recent_deaths(death, others));
                 assert_eq!(proven, death >= alike, "{others}");
                 let signature =
                     [crash(), other.clone(), elsewhere.clone()][death as usize % 3].clone();
                 deaths(&mut of_many, &[decoding(HISTORY)], &signature);
-                let proven = of_many.is_proven(toll(death, others));
+                let proven = of_many.is_proven(recent_deaths(death, others));
                 assert_eq!(proven, death >= mixed, "{others}");
             }
         }
@@ -346,10 +349,13 @@ mod tests {
             &[at_start.clone(), at_start.clone()],
             &crash(),
         );
-        assert!(suspicion.is_suspect() && !suspicion.is_proven(toll(4, 0)));
+        assert!(suspicion.is_suspect() && !suspicion.is_proven(recent_deaths(4, 0)));
         let mut guilty = suspicion.clone();
         deaths(&mut guilty, &[place], &crash());
-        assert!(guilty.is_proven(toll(3, 0)), "the place has not moved");
+        assert!(
+            guilty.is_proven(recent_deaths(3, 0)),
+            "the place has not moved"
+        );
         deaths(&mut suspicion, &[at_start], &crash());
         assert!(!suspicion.is_suspect());
     }
@@ -366,11 +372,11 @@ mod tests {
         deaths(&mut suspicion, std::slice::from_ref(&place), &crash());
         assert!(suspicion.is_suspect());
         assert!(
-            !suspicion.is_proven(toll(3, 0)),
+            !suspicion.is_proven(recent_deaths(3, 0)),
             "the request did not run alone"
         );
         deaths(&mut suspicion, &[place], &crash());
-        assert!(suspicion.is_proven(toll(4, 0)));
+        assert!(suspicion.is_proven(recent_deaths(4, 0)));
     }
 
     #[test]
@@ -388,6 +394,6 @@ mod tests {
         deaths(&mut suspicion, &[None, None], &crash());
         assert!(suspicion.is_suspect());
         deaths(&mut suspicion, &vec![None; 20], &crash());
-        assert!(!suspicion.is_proven(toll(22, 0)));
+        assert!(!suspicion.is_proven(recent_deaths(22, 0)));
     }
 }

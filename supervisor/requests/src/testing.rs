@@ -5,7 +5,7 @@
 use crate::record::{NewRequest, OnFault, Record, StreamEvent};
 use crate::registry::{Admitted, Registry};
 use crate::stream::{Abandon, RequestStream};
-use crate::{Kin, Requests, ServedBy};
+use crate::{DeterminismClass, Requests, ServedBy};
 use std::num::NonZeroU8;
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -50,8 +50,8 @@ pub fn text() -> Arc<Text> {
     Arc::new(Text::from_facts(&facts).expect("a small vocabulary"))
 }
 
-pub fn kin(device: &str) -> Kin {
-    Kin::of(&DeviceFacts {
+pub fn class(device: &str) -> DeterminismClass {
+    DeterminismClass::of(&DeviceFacts {
         id: device.to_owned(),
         name: "a device".to_owned(),
         uuid: None,
@@ -130,13 +130,13 @@ impl Journal {
 
     /// Opens a seat for a default child.
     pub fn serve(&mut self, seat: SeatId) {
-        self.serve_by(seat, kin("cpu"), 1024);
+        self.serve_by(seat, class("cpu"), 1024);
     }
 
-    pub fn serve_by(&mut self, seat: SeatId, kin: Kin, slots: usize) {
+    pub fn serve_by(&mut self, seat: SeatId, class: DeterminismClass, slots: usize) {
         let by = ServedBy {
             text: Arc::clone(&self.text),
-            kin,
+            class,
             slots,
             kv_tokens: 1 << 20,
         };

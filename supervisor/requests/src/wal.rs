@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The log is a memfd: memory as private as the process's own, which outlives the process as long as a process or
-//! systemd holds its descriptor (`supervisor/engine/src/estate.rs`). An entry is written before the client can read the
+//! systemd holds its descriptor (`supervisor/engine/src/handoff.rs`). An entry is written before the client can read the
 //! event. The loss of a drawn token that no client has seen is harmless, because the replay draws the same token again.
 //!
 //! A segment above its size limit is followed by another one, which begins with all live requests. The previous segment
@@ -102,9 +102,9 @@ pub struct Restored {
     pub drafts: Drafts,
     /// Log probabilities of each token in `generated`, if they are requested. They are separate entries, because those
     /// of a long answer exceed one frame.
-    pub told_logprobs: Vec<Logprobs>,
+    pub sent_logprobs: Vec<Logprobs>,
     /// Log probabilities of all prompt tokens but the first, if they are requested. Separate entries as well.
-    pub told_prompt: Vec<Logprobs>,
+    pub sent_prompt: Vec<Logprobs>,
     pub on_fault: OnFault,
     /// Unix time in milliseconds.
     pub accepted_at_ms: u64,
@@ -137,7 +137,7 @@ impl Restored {
 
     /// Removes tokens without their log probabilities, which a kill truncated. The replay draws the same tokens again.
     fn forget_unsure(&mut self) {
-        let known = self.told_logprobs.len();
+        let known = self.sent_logprobs.len();
         if self.params.logprobs.is_some() && self.end.is_none() && known < self.generated.len() {
             self.generated.truncate(known);
             self.drafts.cut(known);
@@ -352,8 +352,8 @@ impl Wal {
             generated: progress.generated().to_vec(),
             cached_tokens: progress.cached_tokens(),
             drafts: progress.drafts(),
-            told_logprobs: Vec::new(),
-            told_prompt: Vec::new(),
+            sent_logprobs: Vec::new(),
+            sent_prompt: Vec::new(),
             on_fault: record.on_fault,
             accepted_at_ms: self.clock.unix_ms(progress.accepted_at()),
             deadline_ms: record.deadline.map(|at| self.clock.unix_ms(at)),

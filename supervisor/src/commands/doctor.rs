@@ -7,7 +7,7 @@
 //! * [`child`]: the child's program, its report on the model, and confinement.
 //! * [`gpu`]: driver, device nodes, the device itself, NVML.
 //! * [`host`]: kernel, limits, memory.
-//! * [`places`]: keys, certificates, directories and sockets of the settings. [`port`]: owner of a port.
+//! * [`paths`]: keys, certificates, directories and sockets of the settings. [`port`]: owner of a port.
 //! * [`service`]: systemd, from inside and from the unit file.
 //!
 //! Deliberately absent, because neither affects this program: locked memory (NVIDIA's driver does not count its pinned
@@ -16,7 +16,7 @@
 mod child;
 mod gpu;
 mod host;
-mod places;
+mod paths;
 mod port;
 mod service;
 
@@ -130,7 +130,7 @@ fn look(
     findings.extend(settings.http.as_ref().map(host::open_files));
     findings.extend(host::limits(model_bytes));
     findings.extend(host::memory(model_bytes.filter(|_| computes_here)));
-    findings.extend(places::all(settings));
+    findings.extend(paths::all(settings));
     findings.extend(service::from_inside());
     findings.extend(
         unit.map(|it| service::unit(it, settings))

@@ -8,7 +8,7 @@
 mod announce;
 mod doors;
 mod fetch;
-mod inheritance;
+mod handoff;
 pub mod lifeline;
 pub mod rehearsal;
 mod settings;
@@ -34,7 +34,7 @@ use clap::ArgMatches;
 use doors::Doors;
 use fetch::fetch;
 use futures_util::future::BoxFuture;
-use inheritance::{Found, Inherited, Sockets};
+use handoff::{Found, Predecessor, Sockets};
 use lifeline::Received;
 use settings::engine_settings;
 use sockets::sockets;
@@ -86,11 +86,11 @@ fn run_logged(arguments: &ArgMatches, received: io::Result<Option<Received>>) ->
         Ok(config) => config,
         Err(mistakes) => return usage::refuse(arguments, &environment, &mistakes),
     };
-    let (handed, parcels) = match handed {
-        Ok(HandedDescriptors { listeners, parcels }) => (Ok(listeners), parcels),
+    let (handed, bundles) = match handed {
+        Ok(HandedDescriptors { listeners, bundles }) => (Ok(listeners), bundles),
         Err(error) => (Err(error), Vec::new()),
     };
-    let found = received.and_then(|received| inheritance::find(received, &parcels));
+    let found = received.and_then(|received| handoff::find(received, &bundles));
     if let Ok(Found {
         last: Some(last), ..
     }) = &found
@@ -115,7 +115,7 @@ fn run_logged(arguments: &ArgMatches, received: io::Result<Option<Received>>) ->
         (Err(error), _) | (_, Err(error)) => return end_with(WorkerExit::Startup, &error),
     };
     for reason in &found.unreadable {
-        tracing::warn!(reason, "estate_unreadable");
+        tracing::warn!(reason, "handoff_unreadable");
     }
     let mut inherited = found.last;
     let sockets = match sockets(&mut config, handed, &mut inherited) {
@@ -167,7 +167,7 @@ async fn serve(
     sockets: Sockets,
     arguments: Arc<ArgMatches>,
     program: Program,
-    mut inherited: Option<Inherited>,
+    mut before: Option<Predecessor>,
     spawner: Spawner,
 ) -> WorkerExit {
     let mut signals = match Signals::open() {
@@ -175,36 +175,36 @@ async fn serve(
         Err(error) => return end_with(WorkerExit::Startup, &error),
     };
     let report = Report::new();
-    let goes_on = inherited.as_ref().is_some_and(Inherited::is_of_an_upgrade);
+    let goes_on = before.as_ref().is_some_and(Predecessor::is_of_an_upgrade);
     let given = sockets.given;
     let doors = match Doors::open(&mut config.http, sockets, goes_on).await {
         Ok(doors) => doors,
         Err(exit) => return exit,
     };
-    let known = inherited.as_ref().and_then(Inherited::devices);
+    let known = before.as_ref().and_then(Predecessor::devices);
     let devices = match prepare(&mut config, &mut signals, known).await {
         Ok(devices) => devices,
         Err(exit) => return exit,
     };
     log_startup(&config, &devices);
     let settings = engine_settings(&config, &devices);
-    let inheritance = inherited.as_mut().map(Inherited::engine);
-    let inheritance = inheritance.unwrap_or_default();
-    let engine = worker_orcd_engine::driver::start(settings, inheritance, &spawner);
+    let previous = before.as_mut().map(Predecessor::engine);
+    let previous = previous.unwrap_or_default();
+    let engine = worker_orcd_engine::driver::start(settings, previous, &spawner);
     let app = Arc::new(App::new(&config, engine.clone(), devices));
     let server = Arc::new(Server::new(
         router(Arc::clone(&app)),
         probe_router(Arc::clone(&app)),
-        Arc::clone(&app.places),
+        Arc::clone(&app.slots),
         app.tls.clone(),
         &config.http,
     ));
     let (close, closing) = watch::channel(false);
-    let stored = Stored::behind(inherited.as_ref().map_or(0, |it| it.number));
-    if let Some(inherited) = inherited {
+    let stored = Stored::behind(before.as_ref().map_or(0, |it| it.number));
+    if let Some(before) = before {
         engine.wait_begun().await;
-        report_upgrade(&inherited, &report);
-        inherited.go_on(&app, &server, &closing);
+        report_upgrade(&before, &report);
+        before.go_on(&app, &server, &closing);
     }
     let admin = AdminServer::new(router(Arc::clone(&app)), &config.http);
     // Held to the end: dropping it removes the socket.
@@ -244,7 +244,7 @@ async fn serve(
 }
 
 /// Reports the outcome of an upgrade to `worker-orcd upgrade`.
-fn report_upgrade(inherited: &Inherited, report: &Report) {
+fn report_upgrade(inherited: &Predecessor, report: &Report) {
     match &inherited.undone {
         Some(reason) => {
             tracing::error!(reason, "resumed_after_failed_upgrade");

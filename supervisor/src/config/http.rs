@@ -21,7 +21,7 @@ pub struct HttpConfig {
     pub hosts: Vec<IpAddr>,
     pub port: u16,
     /// Names of the address settings that are set.
-    pub places_named: Vec<String>,
+    pub named_addresses: Vec<String>,
     /// Allow unauthenticated clients on any address.
     pub insecure: bool,
     pub keys: Keys,
@@ -62,7 +62,7 @@ impl HttpConfig {
     /// # Errors
     /// A message for the log.
     pub fn listen_at(&mut self, addresses: &[SocketAddr]) -> Result<(), String> {
-        if let Some(name) = self.places_named.first() {
+        if let Some(name) = self.named_addresses.first() {
             return Err(format!(
                 "{name}: sockets were handed over, and say where to listen"
             ));
@@ -89,7 +89,7 @@ pub(super) fn read(reader: &mut Reader<'_>) -> HttpConfig {
     let places = ["host", "port"]
         .into_iter()
         .filter(|it| reader.is_given(it));
-    let places_named = places.map(|it| reader.origin(it).to_owned()).collect();
+    let named_addresses = places.map(|it| reader.origin(it).to_owned()).collect();
     let keys = keys::read(reader);
     let admin_socket = reader.optional("admin-socket", socket_path);
     let tls = tls::read(reader);
@@ -106,7 +106,7 @@ pub(super) fn read(reader: &mut Reader<'_>) -> HttpConfig {
     HttpConfig {
         hosts,
         port,
-        places_named,
+        named_addresses,
         insecure,
         keys,
         admin_socket,

@@ -6,8 +6,8 @@
 
 use super::admin::AtSocket;
 use super::connection::until_closing;
+use super::connection_slots::{ConnectionSlots, Place};
 use super::guarded::Guarded;
-use super::places::{Place, Places};
 use super::routes;
 use crate::config::HttpConfig;
 use crate::descriptors::ADMIN_CONNECTIONS;
@@ -141,7 +141,7 @@ fn identity(path: &Path) -> io::Result<Identity> {
 #[derive(Debug)]
 pub struct AdminServer {
     router: Router,
-    places: Arc<Places>,
+    slots: Arc<ConnectionSlots>,
     read_timeout: Duration,
     write_timeout: Duration,
 }
@@ -151,7 +151,7 @@ impl AdminServer {
     pub fn new(router: Router, config: &HttpConfig) -> Arc<Self> {
         Arc::new(Self {
             router: router.layer(Extension(AtSocket)),
-            places: Places::new(ADMIN_CONNECTIONS),
+            slots: ConnectionSlots::new(ADMIN_CONNECTIONS),
             read_timeout: config.read_timeout,
             write_timeout: config.write_timeout,
         })
@@ -162,7 +162,7 @@ impl AdminServer {
         loop {
             let next = async {
                 let (stream, _) = listener.accept().await?;
-                Ok((stream, self.places.take().await))
+                Ok((stream, self.slots.take().await))
             };
             let next: io::Result<_> = tokio::select! {
                 () = until_closing(closing.clone()) => return,
@@ -185,7 +185,7 @@ impl AdminServer {
 
     /// Waits until all connections have ended, for at most `patience`.
     pub async fn wait_idle(&self, patience: Duration) {
-        self.places.wait_empty(patience).await;
+        self.slots.wait_empty(patience).await;
     }
 
     async fn serve(&self, stream: UnixStream, place: Place, closing: watch::Receiver<bool>) {

@@ -12,8 +12,8 @@
 //! * The rest of a refused body is read and dropped for a while. Otherwise a client that is still writing would see a
 //!   connection reset instead of the refusal.
 
+use super::blocking_pool::on_new_thread;
 use super::error::ApiError;
-use super::lanes::aside;
 use axum::body::Body;
 use axum::http::Request;
 use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT};
@@ -97,7 +97,7 @@ impl Bodies {
         let _turn = self.parsing.acquire().await;
         // The closure owns the room: if the client disconnects, its bytes are still in use.
         let parse = move || (parse(&bytes, names, read), room);
-        let parsed = aside(parse).await;
+        let parsed = on_new_thread(parse).await;
         let (read, room) = parsed.ok_or_else(ApiError::unreadable)?;
         read.map(|read| (read, room))
     }

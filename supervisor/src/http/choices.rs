@@ -199,9 +199,9 @@ mod tests {
     use std::collections::BTreeMap;
     use std::sync::Arc;
     use std::task::Waker;
+    use worker_orcd_api::answer_format::OpenAiOptions;
     use worker_orcd_api::openai::stream::Chunks;
     use worker_orcd_api::openai::{Header, Kind};
-    use worker_orcd_api::presentation::OpenAiOptions;
     use worker_orcd_ipc::{FinishReason, RequestId, StepReport};
     use worker_orcd_requests::record::NewRequest;
     use worker_orcd_requests::testing::{Journal, SEAT, request, step};
@@ -362,8 +362,8 @@ mod tests {
         let (_, ended) = two.drain();
         assert!(!ended);
         let streams = two.source.streams.parts().iter();
-        let places: Vec<_> = streams.map(RequestStream::delivered).collect();
-        assert_eq!(places, [Skip::Pieces(1), Skip::Pieces(2)]);
+        let slots: Vec<_> = streams.map(RequestStream::delivered).collect();
+        assert_eq!(slots, [Skip::Pieces(1), Skip::Pieces(2)]);
     }
 
     #[tokio::test]

@@ -6,7 +6,7 @@
 //! * A client that shuts down its side may be gone, or may wait for the answer. The kernel does not distinguish these,
 //!   but it rejects bytes for a closed socket. So the worker sends bytes that every client skips: `100 Continue` before
 //!   an answer, a comment in a stream.
-//! * A connection without an answer in progress may be evicted ([`super::places`]).
+//! * A connection without an answer in progress may be evicted ([`super::connection_slots`]).
 //! * An open connection may be handed over to another supervisor ([`super::handover`]), at any byte of an answer. The
 //!   next supervisor requests the rest of the answer from itself, and omits the head, which the client has.
 //!
@@ -22,9 +22,9 @@ pub use client::Attachment;
 
 use super::PROBES;
 use super::client::Address;
+use super::connection_slots::{Place, Stage};
 use super::guarded::Guarded;
 use super::handover::{ConnectionNote, Handover, Left, Stage as HandoverStage};
-use super::places::{Place, Stage};
 use super::resume::HandedOver;
 use super::routes;
 use super::tls::Tls;
@@ -32,7 +32,7 @@ use axum::body::Body;
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{Request, Response};
 use axum::{Extension, Router};
-use bodies::{Sent, Told};
+use bodies::{Sent, TrackedBody};
 use client::Client;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -109,7 +109,7 @@ pub async fn serve(
     let mut io = Guarded::new(Wire::new(Arc::clone(&client)), terms.write_timeout);
     if let Some(unsent) = send_rest(&mut io, &note.unsent, &mut stages).await {
         let note = ConnectionNote { unsent, ..note };
-        return client.leave(note, &door);
+        return client.hand_over(note, &door);
     }
     if note.closes {
         return Ok(());
@@ -208,7 +208,7 @@ async fn converse<I: AsyncRead + AsyncWrite + Unpin>(
         tracing::warn!("connection_not_handed_over");
         return Ok(());
     };
-    client.leave(note, &door)
+    client.hand_over(note, &door)
 }
 
 /// Stops a connection at its present byte. `None` if its request is unknown.
@@ -220,7 +220,7 @@ where
     I: AsyncRead + AsyncWrite + Unpin,
     S: HttpService<Incoming, ResBody = Body, Error = Infallible> + Unpin,
 {
-    client.turn.lock().leaves = true;
+    client.turn.lock().is_handed_over = true;
     let settled = poll_fn(|cx| {
         let ended = Pin::new(&mut connection).poll(cx).is_ready();
         match ended || client.is_settled() {
@@ -291,7 +291,7 @@ async fn answer(
     let kind = response.headers().get(CONTENT_TYPE);
     let probe = kind.and_then(|kind| bodies::probe_of(kind.as_bytes()));
     Ok(response.map(|body| {
-        Body::new(Told {
+        Body::new(TrackedBody {
             body,
             client,
             probe,

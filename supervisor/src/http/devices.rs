@@ -12,7 +12,7 @@ use worker_orcd_requests::error_code::ErrorCode;
 
 /// Requested action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Wish {
+enum Action {
     Drain,
     Readmit,
 }
@@ -22,7 +22,7 @@ pub async fn drain(
     Extension(correlation): Extension<CorrelationId>,
     Path(number): Path<String>,
 ) -> Answered {
-    grant(&app, &correlation, &number, Wish::Drain).await
+    grant(&app, &correlation, &number, Action::Drain).await
 }
 
 pub async fn readmit(
@@ -30,22 +30,22 @@ pub async fn readmit(
     Extension(correlation): Extension<CorrelationId>,
     Path(number): Path<String>,
 ) -> Answered {
-    grant(&app, &correlation, &number, Wish::Readmit).await
+    grant(&app, &correlation, &number, Action::Readmit).await
 }
 
-async fn grant(app: &App, correlation: &CorrelationId, number: &str, wish: Wish) -> Answered {
+async fn grant(app: &App, correlation: &CorrelationId, number: &str, action: Action) -> Answered {
     let all = app.devices.selectors.len();
     let device = device(number, all).ok_or_else(|| {
         let why = format!("there is no device {number}: this worker has {all}, numbered from 0");
         ApiError::not_found(why)
     })?;
-    let answer = match wish {
-        Wish::Drain => app.engine.withdraw_device(device).await,
-        Wish::Readmit => app.engine.readmit_device(device).await,
+    let answer = match action {
+        Action::Drain => app.engine.withdraw_device(device).await,
+        Action::Readmit => app.engine.readmit_device(device).await,
     };
     answer.map_err(|why| ApiError::of_code(ErrorCode::WorkerUnhealthy, why))?;
     let (device, correlation_id) = (device.0, &correlation.0);
-    tracing::info!(device, ?wish, correlation_id, "device");
+    tracing::info!(device, ?action, correlation_id, "device");
     Ok(Accepted::respond())
 }
 

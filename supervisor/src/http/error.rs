@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn a_client_is_told_whether_and_when_to_try_again() {
-        let told = |error: ApiError| {
+        let sent = |error: ApiError| {
             let headers = error.respond(Dialect::OpenAi).headers().clone();
             (
                 headers["x-should-retry"].clone(),
@@ -104,10 +104,10 @@ mod tests {
         };
         let soon = Some(HeaderValue::from(1));
         let loading = ApiError::of_code(ErrorCode::WorkerUnhealthy, "loading");
-        assert_eq!(told(loading), (HeaderValue::from_static("true"), soon));
+        assert_eq!(sent(loading), (HeaderValue::from_static("true"), soon));
         let late = ApiError::of_code(ErrorCode::InferenceTimeout, "late");
-        assert_eq!(told(late), (HeaderValue::from_static("false"), None));
+        assert_eq!(sent(late), (HeaderValue::from_static("false"), None));
         let oom = ApiError::of_code(ErrorCode::VramOom, "full");
-        assert_eq!(told(oom), (HeaderValue::from_static("false"), None));
+        assert_eq!(sent(oom), (HeaderValue::from_static("false"), None));
     }
 }

@@ -13,7 +13,7 @@ use super::correlation::CorrelationId;
 use super::error::{Answered, ApiError};
 use super::handover::Held;
 use super::job::Job;
-use super::presentation;
+use super::respond;
 use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::http::Request;
@@ -21,8 +21,8 @@ use prompt::Encoded;
 use std::iter::once;
 use std::sync::Arc;
 use std::time::SystemTime;
+use worker_orcd_api::answer_format::{AnswerFormat, AnswerRequest, Form};
 use worker_orcd_api::choices::Place;
-use worker_orcd_api::presentation::{AnswerRequest, Form, Presentation};
 use worker_orcd_api::request::Reader;
 use worker_orcd_api::thinking_budget::Budget;
 use worker_orcd_engine::LoadedModel;
@@ -40,9 +40,9 @@ pub(super) async fn answer(
 ) -> Answered {
     let asker = Asker::of(&request, correlation);
     let (model, request, room) = app.receive(request, reader).await?;
-    let (presentation, accepted, ids_room) = app.start(&model, request, asker).await?;
+    let (format, accepted, ids_room) = app.start(&model, request, asker).await?;
     drop(room);
-    Ok(presentation::respond(presentation, &app, accepted, ids_room, false).await?)
+    Ok(respond::respond(format, &app, accepted, ids_room, false).await?)
 }
 
 /// Client of a request, and its connection.
@@ -94,7 +94,7 @@ impl App {
         model: &Arc<LoadedModel>,
         request: AnswerRequest,
         asker: Asker,
-    ) -> Result<(Presentation, Vec<Accepted>, Room), ApiError> {
+    ) -> Result<(AnswerFormat, Vec<Accepted>, Room), ApiError> {
         let AnswerRequest {
             generation: request,
             more,
@@ -117,7 +117,7 @@ impl App {
         let prediction = self.predict(model, of_drafts).await;
         let parsing = form.parsing.clone();
         let grammar = self.hold(model, request.structure, &parsing).await?;
-        let presentation = Presentation {
+        let format = AnswerFormat {
             correlation_id: asker.correlation.0.clone(),
             created,
             fingerprint: model.fingerprint(),
@@ -125,7 +125,7 @@ impl App {
             form,
         };
         let tokens = |it: Place| prompts[it.prompt].tokens.len() as u32;
-        let room = presentation::room_for_ids(self, &presentation, layout.places().map(tokens))?;
+        let room = respond::room_for_ids(self, &format, layout.places().map(tokens))?;
         let answer = request.job_id;
         // Common to all choices.
         let common = NewRequest {
@@ -143,11 +143,11 @@ impl App {
             shown: model.text.tokenizer().control_of(parsing.marks()),
             timeout: self.limits.inference_timeout,
             on_fault: request.on_fault,
-            presentation: presentation.write(),
+            format: format.write(),
             ..NewRequest::default()
         };
         let context = model.max_sequence_tokens;
-        let form = &presentation.form;
+        let form = &format.form;
         let ask = |it: Place| of_choice(&common, it, form, &prompts[it.prompt], context);
         let _entering = entering(asker.connection.as_ref()).await;
         let submitted = self.engine.submit(layout.places().map(ask).collect());
@@ -166,7 +166,7 @@ impl App {
                 job,
             }
         };
-        Ok((presentation, choices.map(begin).collect(), room))
+        Ok((format, choices.map(begin).collect(), room))
     }
 }
 

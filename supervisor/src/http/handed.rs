@@ -10,8 +10,8 @@ use std::os::unix::net::UnixDatagram;
 #[derive(Debug, Default)]
 pub struct HandedDescriptors {
     pub listeners: Vec<TcpListener>,
-    /// Handoff bundles of earlier supervisors ([`estate`](worker_orcd_engine::estate)).
-    pub parcels: Vec<UnixDatagram>,
+    /// Handoff bundles of earlier supervisors ([`handoff`](worker_orcd_engine::handoff)).
+    pub bundles: Vec<UnixDatagram>,
 }
 
 /// Descriptors that were passed to this process; empty without a service manager. Must be called once, before any
@@ -24,7 +24,7 @@ pub fn descriptors() -> io::Result<HandedDescriptors> {
     let mut descriptors = HandedDescriptors::default();
     for index in 0..handed.len() {
         match handed.take_unix_datagram(index) {
-            Ok(parcel) => descriptors.parcels.extend(parcel),
+            Ok(bundle) => descriptors.bundles.extend(bundle),
             Err(_) => descriptors
                 .listeners
                 .extend(handed.take_tcp_listener(index)?),

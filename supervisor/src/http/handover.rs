@@ -64,7 +64,7 @@ pub struct Answer {
     /// The client's `Origin`, for the headers of an answer that has not begun.
     pub origin: Option<String>,
     /// Received position in each part of the text. `None`: the client does not have the head yet.
-    pub told: Option<Vec<Skip>>,
+    pub sent: Option<Vec<Skip>>,
     pub old_http: bool,
     /// The connection closes after the answer.
     pub closes: bool,
@@ -305,7 +305,7 @@ mod tests {
             correlation_id: "c".to_owned(),
             path: "/execute".to_owned(),
             origin: None,
-            told: Some(vec![Skip::Pieces(3)]),
+            sent: Some(vec![Skip::Pieces(3)]),
             old_http: false,
             closes: true,
         };

@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 use strum::VariantArray as _;
-use worker_orcd_engine::crash::{Burial, Death};
+use worker_orcd_engine::crash::{Death, Reaping};
 use worker_orcd_engine::engine::sampling::decimal;
 use worker_orcd_engine::engine::snapshot::{Impairment, StandbySnapshot, word_for};
 use worker_orcd_engine::{
@@ -97,9 +97,9 @@ parts! {
     }
 
     Connections(app: &App) {
-        open: usize = app.places.taken(),
-        limit: usize = app.places.limit(),
-        evicted: u64 = app.places.evicted(),
+        open: usize = app.slots.taken(),
+        limit: usize = app.slots.limit(),
+        evicted: u64 = app.slots.evicted(),
     }
 
     Impaired(what: &'static str, it: &Impairment, clock: &Clock) {
@@ -188,9 +188,9 @@ parts! {
         scratch_bytes: u64 = memory.scratch_bytes,
         graphs_bytes: u64 = memory.graphs_bytes,
         context_bytes: Option<u64> = snapshot.context_bytes(device, memory, clock.now),
-        custody_bytes: Option<u64> = device.custody.map(|custody| custody.bytes),
-        custody_since: Option<String> = device.custody.map(|custody| clock.stamp(custody.since)),
-        custody_verified_age_ms: Option<u64> = device.custody.map(|it| clock.age_ms(it.verified_at)),
+        custody_bytes: Option<u64> = device.retained.map(|it| it.bytes),
+        custody_since: Option<String> = device.retained.map(|it| clock.stamp(it.since)),
+        custody_verified_age_ms: Option<u64> = device.retained.map(|it| clock.age_ms(it.verified_at)),
     }
 
     VramChecks(memory: &MemoryReport, taken_at: Instant, clock: &Clock) {
@@ -297,8 +297,8 @@ parts! {
             .collect(),
         crash_reports: u64 = faults.crash_reports,
         last_death: Option<LastDeath> = faults.last.as_deref().and_then(|death| {
-            let burial = death.burial.as_ref()?;
-            Some(LastDeath::of(death, burial, clock))
+            let reaping = death.reaping.as_ref()?;
+            Some(LastDeath::of(death, reaping, clock))
         }),
     }
 
@@ -308,17 +308,17 @@ parts! {
         expires_in_ms: u64 = in_ms(entry.until.saturating_duration_since(clock.now)),
     }
 
-    LastDeath(death: &Death, burial: &Burial, clock: &Clock) {
-        label: &'static str = burial.cause.label(),
-        cause: String = burial.cause.to_string(),
+    LastDeath(death: &Death, reaping: &Reaping, clock: &Clock) {
+        label: &'static str = reaping.cause.label(),
+        cause: String = reaping.cause.to_string(),
         device: String = death.device.selector.to_string(),
         device_number: u8 = death.device.number.0,
         generation: u32 = death.generation.0,
-        at: String = clock.stamp(burial.pause.began),
-        age_ms: u64 = clock.age_ms(burial.pause.began),
-        pause_ms: Option<u64> = burial.pause(&death.successor).map(in_ms),
-        stream_pause_ms: Option<u64> = burial.stream_pause(&death.successor).map(in_ms),
-        crash_id: String = burial.report_id(death),
+        at: String = clock.stamp(reaping.pause.began),
+        age_ms: u64 = clock.age_ms(reaping.pause.began),
+        pause_ms: Option<u64> = reaping.pause(&death.successor).map(in_ms),
+        stream_pause_ms: Option<u64> = reaping.stream_pause(&death.successor).map(in_ms),
+        crash_id: String = reaping.report_id(death),
     }
 }
 

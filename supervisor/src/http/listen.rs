@@ -9,8 +9,8 @@
 )]
 
 use super::connection::{Terms, serve, until_closing};
+use super::connection_slots::{ConnectionSlots, Place, Stage};
 use super::handover::{ConnectionNote, Handover, Left, Stage as HandoverStage};
-use super::places::{Place, Places, Stage};
 use super::tls::Tls;
 use crate::config::HttpConfig;
 use crate::descriptors::PROBE_CONNECTIONS;
@@ -121,19 +121,19 @@ async fn bind_one(address: SocketAddr) -> Result<TcpListener, ListenError> {
 #[derive(Debug)]
 pub struct Server {
     everything: Terms,
-    places: Arc<Places>,
+    slots: Arc<ConnectionSlots>,
     probes_only: Terms,
-    probe_places: Arc<Places>,
+    probe_places: Arc<ConnectionSlots>,
     handover: Arc<Handover>,
 }
 
 impl Server {
-    /// `probes_only`: router of connections without a slot among `places`.
+    /// `probes_only`: router of connections without a slot among `slots`.
     #[must_use]
     pub fn new(
         everything: Router,
         probes_only: Router,
-        places: Arc<Places>,
+        slots: Arc<ConnectionSlots>,
         tls: Option<Tls>,
         config: &HttpConfig,
     ) -> Self {
@@ -159,9 +159,9 @@ impl Server {
         };
         Self {
             everything,
-            places,
+            slots,
             probes_only,
-            probe_places: Places::new(PROBE_CONNECTIONS),
+            probe_places: ConnectionSlots::new(PROBE_CONNECTIONS),
             handover,
         }
     }
@@ -205,7 +205,7 @@ impl Server {
                 && !terms.keep_alive
                 && full.is_due()
             {
-                tracing::warn!(limit = self.places.limit(), "connections_full");
+                tracing::warn!(limit = self.slots.limit(), "connections_full");
             }
             // The probe lane cannot evict: without a slot the connection is closed.
             if let Some((place, terms)) = place {
@@ -226,7 +226,7 @@ impl Server {
         let Some(door) = self.handover.door() else {
             return;
         };
-        let place = (self.places.take_over(), &self.everything);
+        let place = (self.slots.take_over(), &self.everything);
         spawn(stream, place, closing, note, door);
     }
 
@@ -240,7 +240,7 @@ impl Server {
     }
 
     async fn find_place(&self) -> Option<(Place, &Terms)> {
-        if let Some(place) = self.places.take().await {
+        if let Some(place) = self.slots.take().await {
             return Some((place, &self.everything));
         }
         let place = self.probe_places.take().await?;
@@ -249,7 +249,7 @@ impl Server {
 
     /// Waits until all connections have ended, for at most `patience`.
     pub async fn wait_idle(&self, patience: Duration) {
-        self.places.wait_empty(patience).await;
+        self.slots.wait_empty(patience).await;
     }
 }
 
@@ -300,7 +300,7 @@ mod tests {
         let config = HttpConfig {
             hosts: Vec::new(),
             port: 0,
-            places_named: Vec::new(),
+            named_addresses: Vec::new(),
             insecure: false,
             keys: Default::default(),
             admin_socket: None,

@@ -69,16 +69,16 @@ pub fn template(model: &LoadedModel) -> Result<&str, ApiError> {
 
 /// Both placeholders must occur exactly once: repeated ones would multiply a client's text.
 fn has_both_once(template: &str) -> bool {
-    let mut places = [QUERY, DOCUMENT].into_iter();
-    places.all(|place| template.matches(place).count() == 1)
+    let mut slots = [QUERY, DOCUMENT].into_iter();
+    slots.all(|place| template.matches(place).count() == 1)
 }
 
 /// Pieces of a prompt, with true for text of a client. Placeholders in text of a client are not expanded.
 fn filled(template: &str, query: &str, document: &str) -> Vec<(String, bool)> {
     let (mut pieces, mut rest) = (Vec::new(), template);
     loop {
-        let places = [(QUERY, query), (DOCUMENT, document)];
-        let found = places.map(|(name, text)| rest.find(name).map(|at| (at, name, text)));
+        let slots = [(QUERY, query), (DOCUMENT, document)];
+        let found = slots.map(|(name, text)| rest.find(name).map(|at| (at, name, text)));
         let Some((at, name, text)) = found.into_iter().flatten().min() else {
             pieces.push((rest.to_owned(), false));
             return pieces;
@@ -96,7 +96,7 @@ mod tests {
     #[test]
     fn a_query_and_a_document_are_put_into_the_prompt_and_not_into_each_other() {
         let pieces = filled("a{query}b{document}", "{document}", "{query}");
-        let told: Vec<_> = pieces.iter().map(|(text, own)| (&**text, *own)).collect();
+        let sent: Vec<_> = pieces.iter().map(|(text, own)| (&**text, *own)).collect();
         let expected = [
             ("a", false),
             ("{document}", true),
@@ -104,7 +104,7 @@ mod tests {
             ("{query}", true),
             ("", false),
         ];
-        assert_eq!(told, expected);
+        assert_eq!(sent, expected);
     }
 
     #[test]

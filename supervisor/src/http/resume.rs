@@ -13,7 +13,7 @@ use super::connection::Attachment;
 use super::error::{Answered, ApiError};
 use super::generation::Accepted;
 use super::job::Job;
-use super::presentation;
+use super::respond;
 use super::responses::rest;
 use super::{App, client};
 use axum::body::Body;
@@ -26,8 +26,8 @@ use futures_util::stream::once;
 use std::future::ready;
 use std::io;
 use std::sync::Arc;
+use worker_orcd_api::answer_format::AnswerFormat;
 use worker_orcd_api::mistakes::Constraint;
-use worker_orcd_api::presentation::Presentation;
 use worker_orcd_requests::{Position, RequestStream, Skip};
 
 /// Marks a request that arrived with an inherited connection. It is an extension and no header, so clients cannot set
@@ -35,7 +35,7 @@ use worker_orcd_requests::{Position, RequestStream, Skip};
 #[derive(Debug, Clone)]
 pub struct HandedOver {
     /// Received position in each part of the answer; `None`: the client does not have the head yet.
-    pub told: Option<Vec<Skip>>,
+    pub sent: Option<Vec<Skip>>,
 }
 
 pub async fn resume(
@@ -44,19 +44,19 @@ pub async fn resume(
     request: Request<Body>,
 ) -> Answered {
     let Path(id) = id.map_err(|_| ApiError::bad_request("the path is not UTF-8"))?;
-    let told = request.extensions().get::<HandedOver>();
-    let is_begun = told.is_some_and(|handed| handed.told.is_some());
+    let sent = request.extensions().get::<HandedOver>();
+    let is_begun = sent.is_some_and(|handed| handed.sent.is_some());
     let response = match find(&app, &id, &request) {
         Ok(Rest {
             accepted,
-            presentation,
+            format,
             begun,
         }) => {
             let lengths = accepted.iter().map(|it| it.tokens_in);
-            let room = presentation::room_for_ids(&app, &presentation, lengths);
+            let room = respond::room_for_ids(&app, &format, lengths);
             // The request was admitted earlier, so it is answered also without room.
             let room = room.unwrap_or_default();
-            presentation::respond(presentation, &app, accepted, room, begun).await
+            respond::respond(format, &app, accepted, room, begun).await
         }
         Err(error) => Err(error),
     };
@@ -69,7 +69,7 @@ pub async fn resume(
 
 struct Rest {
     accepted: Vec<Accepted>,
-    presentation: Presentation,
+    format: AnswerFormat,
     begun: bool,
 }
 
@@ -82,8 +82,8 @@ fn find(app: &Arc<App>, id: &str, request: &Request<Body>) -> Result<Rest, ApiEr
     let first_event = rest::first_event(request.uri())?;
     let (place, owner, begun) = match extensions.get::<HandedOver>() {
         Some(handed) => {
-            let skips = handed.told.clone().unwrap_or_default();
-            (Place::from(skips), None, handed.told.is_some())
+            let skips = handed.sent.clone().unwrap_or_default();
+            (Place::from(skips), None, handed.sent.is_some())
         }
         None => {
             let place = match first_event {
@@ -99,15 +99,15 @@ fn find(app: &Arc<App>, id: &str, request: &Request<Body>) -> Result<Rest, ApiEr
     let parts = app.engine.parts_to_resume(id, owner).ok_or_else(nobody)?;
     place.check(parts)?;
     let found = app.engine.resume(id, owner, &place.skips);
-    let (streams, presentation) = found.ok_or_else(nobody)?;
-    let mut presentation = Presentation::read(&presentation).ok_or_else(nobody)?;
-    if presentation.layout.count() != streams.len() {
+    let (streams, format) = found.ok_or_else(nobody)?;
+    let mut format = AnswerFormat::read(&format).ok_or_else(nobody)?;
+    if format.layout.count() != streams.len() {
         return Err(nobody());
     }
     if let Some(first) = first_event {
-        presentation.resume_from(first);
+        format.resume_from(first);
     }
-    let correlation_id = presentation.correlation_id.clone();
+    let correlation_id = format.correlation_id.clone();
     if let Some(connection) = extensions.get::<Attachment>() {
         connection.attach(id, &correlation_id, Position::of(&streams));
     }
@@ -124,7 +124,7 @@ fn find(app: &Arc<App>, id: &str, request: &Request<Body>) -> Result<Rest, ApiEr
     };
     Ok(Rest {
         accepted: streams.into_iter().map(accept).collect(),
-        presentation,
+        format,
         begun,
     })
 }

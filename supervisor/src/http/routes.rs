@@ -101,7 +101,7 @@ pub async fn root(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
     if page::is_wanted(&headers) {
         return page::page();
     }
-    let told = Root {
+    let sent = Root {
         name: "worker-orcd",
         version: env!("CARGO_PKG_VERSION"),
         model: &app.model_id,
@@ -109,7 +109,7 @@ pub async fn root(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
         openai_base_url: "/v1",
         status_page: "this address in a browser",
     };
-    ([(VARY, "Accept")], axum::Json(told)).into_response()
+    ([(VARY, "Accept")], axum::Json(sent)).into_response()
 }
 
 pub async fn nothing_there(uri: Uri) -> HandlerError {
@@ -147,8 +147,8 @@ fn advice(path: &str) -> String {
 }
 
 fn listed() -> Vec<String> {
-    let told = |route: &Route| format!("{} {}", method(&route.method), route.path);
-    ROUTES.iter().map(told).collect()
+    let sent = |route: &Route| format!("{} {}", method(&route.method), route.path);
+    ROUTES.iter().map(sent).collect()
 }
 
 fn method(method: &HttpMethod) -> &'static str {

@@ -52,7 +52,7 @@ impl App {
 
     async fn try_out(&self, model: &LoadedModel, grammar: Grammar) -> Result<(), GrammarFault> {
         let (grammars, bytes) = (Arc::clone(&model.grammars), grammar.text_bytes());
-        let asked = self.lanes.run(bytes, move || grammars.ask(&grammar)).await;
+        let asked = self.pool.run(bytes, move || grammars.ask(&grammar)).await;
         let lost = || GrammarFault::Unavailable("the grammar could not be read".to_owned());
         asked.ok_or_else(lost)?.answer().await
     }

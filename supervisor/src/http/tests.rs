@@ -8,7 +8,7 @@ use axum::http::{Method, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tower::ServiceExt;
-use worker_orcd_engine::Inheritance;
+use worker_orcd_engine::PreviousEngine;
 use worker_orcd_engine::child::spawn::Spawner;
 use worker_orcd_engine::engine::testing::settings;
 
@@ -25,7 +25,7 @@ pub(super) async fn app(flags: &[&str]) -> Arc<App> {
     let config = config(flags);
     let (spawner, orders) = Spawner::new();
     std::thread::spawn(|| orders.carry_out());
-    let engine = worker_orcd_engine::driver::start(settings(), Inheritance::default(), &spawner);
+    let engine = worker_orcd_engine::driver::start(settings(), PreviousEngine::default(), &spawner);
     engine.wait_ended().await;
     spawner.end();
     Arc::new(App::new(
@@ -134,7 +134,7 @@ async fn health_has_the_contract_s_keys() {
         assert!(report.get(key).is_some(), "{key} is missing");
     }
     assert_eq!(report["faults"]["deaths_by_cause"]["spawn_failed"], 1);
-    assert_eq!(report["vram"], Value::Null, "no child ever told");
+    assert_eq!(report["vram"], Value::Null, "no child ever sent");
 }
 
 #[tokio::test]

@@ -71,7 +71,7 @@ impl App {
         let lost = || ApiError::of_code(ErrorCode::Internal, "the answer could not be written");
         let most = self.bodies.longest_answer();
         let count = move || (written::length(&answer, most), answer, rooms);
-        let counted = self.lanes.run(bytes, count).await;
+        let counted = self.pool.run(bytes, count).await;
         let (length, answer, rooms) = counted.ok_or_else(lost)?;
         let length = length.ok_or_else(|| {
             let rule = format!("would be answered with more than {most} bytes");
@@ -84,7 +84,7 @@ impl App {
             drop((answer, rooms));
             held::body(out, room)
         };
-        let body = self.lanes.run(length, write).await.ok_or_else(lost)?;
+        let body = self.pool.run(length, write).await.ok_or_else(lost)?;
         Ok(([(CONTENT_TYPE, "application/json")], body).into_response())
     }
 }

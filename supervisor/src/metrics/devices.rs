@@ -33,7 +33,7 @@ pub(super) const FIGURES: &[Figure] = figures! { now:
         "Deaths of the device's children in the last minute; more than 5 make it unsteady.";
     Gauge "worker_orcd_device_deaths_in_a_row": Whole(now.device.deaths_in_a_row.into()),
         "Children of the device in a row that died and delivered nothing.";
-    Gauge "worker_orcd_device_custody" in Bytes: Whole(now.device.custody?.bytes),
+    Gauge "worker_orcd_device_custody" in Bytes: Whole(now.device.retained?.bytes),
         "Memory of the device that outlives a child.";
     Gauge "worker_orcd_device_info": Lines(vec![(card(now.device), 1)]),
         "Always 1; the card is in the labels, as NVIDIA's driver names it.";

@@ -82,7 +82,7 @@ pub(super) const FIGURES: &[Figure] = figures! { now:
         "Free memory of the device.";
     Gauge "worker_orcd_kv_used" in Bytes: Whole(now.memory_there()?.kv_used_bytes),
         "Memory of the KV cache that holds tokens.";
-    Gauge "worker_orcd_custody" in Bytes: Whole(now.device.custody?.bytes),
+    Gauge "worker_orcd_custody" in Bytes: Whole(now.device.retained?.bytes),
         "Memory that outlives a child: weights, which the child's own figures include.";
     Gauge "worker_orcd_standby_memory" in Bytes: Whole(now.snapshot.standby_bytes(now.device)?),
         "Memory that the standby takes, the weights that it shares included.";

@@ -11,7 +11,7 @@
 
 use super::Tokenizer;
 use super::json_texts;
-use super::tools::lark::{Words, thoughts};
+use super::tools::lark::{Words, reasoning};
 use super::tools::{CallRules, Parsing};
 use serde_json::json;
 use worker_orcd_ipc::Grammar;
@@ -62,7 +62,7 @@ fn behind_thoughts(grammar: &Grammar, parsing: &Parsing, words: &Words<'_>) -> O
         }
         Grammar::Lark(_) | Grammar::Gbnf(_) => return None,
     };
-    let (before, rules) = thoughts(parsing.thinking, words);
+    let (before, rules) = reasoning(parsing.thinking, words);
     Some(Grammar::Lark(format!(
         "start: {before}answer\n{rules}{answer}"
     )))

@@ -20,7 +20,6 @@
 //! Deliberately absent: sockets, the JSON of an API, and execution of calls.
 
 mod call;
-mod calls;
 mod choice;
 mod dict;
 mod function;
@@ -36,6 +35,7 @@ mod syntax;
 #[cfg(test)]
 mod tests;
 mod thinking;
+mod tool_calls;
 mod value;
 
 pub use choice::{ChatTerms, Choice, Choices};
@@ -45,10 +45,10 @@ pub use parameters::{MAX_SCHEMA_BYTES, Parameters};
 pub use syntax::Syntax;
 pub use thinking::{budget as thinking_budget, opens_thinking};
 
-use calls::Calls;
 use harmony::Harmony;
 use serde::{Deserialize, Serialize};
 use thinking::Thinking;
+use tool_calls::ToolCalls;
 
 /// Parsers that one answer needs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,7 +56,7 @@ pub struct Parsing {
     /// `None`: tool calls stay part of the content.
     pub calls: Option<Syntax>,
     /// `None`: reasoning stays part of the content.
-    pub thinking: Option<Thoughts>,
+    pub thinking: Option<ReasoningFormat>,
     /// Types of the functions' parameters, for a syntax that does not show them.
     #[serde(default, skip_serializing_if = "Parameters::is_empty")]
     pub parameters: Parameters,
@@ -64,7 +64,7 @@ pub struct Parsing {
 
 /// Position at which reasoning begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Thoughts {
+pub enum ReasoningFormat {
     /// Reasoning begins the answer, if the answer begins with the opening tag.
     Tagged,
     /// Reasoning begins the answer: the prompt ends with the opening tag.
@@ -75,7 +75,7 @@ pub enum Thoughts {
     Gemma4,
 }
 
-impl Thoughts {
+impl ReasoningFormat {
     /// Value of `--reasoning-parser` for this format.
     #[must_use]
     pub fn word(self) -> &'static str {
@@ -96,8 +96,8 @@ impl Parsing {
 
     /// Records that the prompt [opens reasoning](opens_thinking).
     pub fn open_thinking(&mut self) {
-        if self.thinking == Some(Thoughts::Tagged) {
-            self.thinking = Some(Thoughts::Opened);
+        if self.thinking == Some(ReasoningFormat::Tagged) {
+            self.thinking = Some(ReasoningFormat::Opened);
         }
     }
 
@@ -105,9 +105,11 @@ impl Parsing {
     pub fn marks(&self) -> impl Iterator<Item = &'static str> {
         let of_thinking: &[_] = match self.thinking {
             None => &[],
-            Some(Thoughts::Tagged | Thoughts::Opened) => &[thinking::OPEN, thinking::CLOSE],
-            Some(Thoughts::Gemma4) => &[thinking::CHANNEL, thinking::CHANNEL_END],
-            Some(Thoughts::Channels) => harmony::MARKS,
+            Some(ReasoningFormat::Tagged | ReasoningFormat::Opened) => {
+                &[thinking::OPEN, thinking::CLOSE]
+            }
+            Some(ReasoningFormat::Gemma4) => &[thinking::CHANNEL, thinking::CHANNEL_END],
+            Some(ReasoningFormat::Channels) => harmony::MARKS,
         };
         let of_calls = self.calls.into_iter().flat_map(Syntax::texts);
         of_thinking.iter().copied().chain(of_calls)
@@ -137,7 +139,7 @@ enum Kind {
     /// Reasoning first, then content and tool calls.
     Parts {
         thinking: Option<Thinking>,
-        calls: Option<Calls>,
+        calls: Option<ToolCalls>,
     },
     Messages(Harmony),
 }
@@ -147,13 +149,13 @@ impl Parser {
     pub fn new(parsing: &Parsing) -> Self {
         let thinking = match parsing.thinking {
             None => None,
-            Some(Thoughts::Channels) => {
+            Some(ReasoningFormat::Channels) => {
                 return Self(Kind::Messages(Harmony::new(parsing.calls.is_some())));
             }
-            Some(thoughts) => Some(Thinking::new(thoughts)),
+            Some(reasoning) => Some(Thinking::new(reasoning)),
         };
         let calls = parsing.calls;
-        let calls = calls.map(|syntax| Calls::new(syntax, parsing.parameters.clone()));
+        let calls = calls.map(|syntax| ToolCalls::new(syntax, parsing.parameters.clone()));
         Self(Kind::Parts { thinking, calls })
     }
 
@@ -189,7 +191,7 @@ impl Parser {
 }
 
 /// Returns true if the text ends within a call.
-fn answer(calls: &mut Option<Calls>, text: &str, out: &mut Vec<Event>) -> bool {
+fn answer(calls: &mut Option<ToolCalls>, text: &str, out: &mut Vec<Event>) -> bool {
     match calls {
         Some(calls) => {
             calls.push(text, out);

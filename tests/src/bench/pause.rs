@@ -238,7 +238,7 @@ pub fn measure(worker: &Worker, mode: Mode, case: Case) -> Value {
 
 /// Effect of a case's deaths on its streams.
 #[derive(Debug, Default)]
-pub(super) struct Toll {
+pub(super) struct Deaths {
     /// Tokens of the longest prompt, by the server's count.
     prompt_tokens: u64,
     /// Gaps between tokens without a death.
@@ -249,7 +249,7 @@ pub(super) struct Toll {
     ended: usize,
 }
 
-impl Toll {
+impl Deaths {
     pub(super) fn row(&self, case: Case, mode: &str) -> Value {
         json!({
             "death": case.death.name,
@@ -273,15 +273,15 @@ pub(super) fn kill_amid(
     ready: impl Fn() -> u32,
     read: impl Fn(&AtomicUsize) -> Vec<Seen> + Sync,
     went_on: impl Fn(Instant) -> Option<Instant>,
-) -> Toll {
+) -> Deaths {
     let expected = read(&AtomicUsize::new(0));
     let prompt_tokens = expected.iter().map(|seen| seen.prompt_tokens).max();
-    let mut toll = Toll {
+    let mut toll = Deaths {
         // llama.cpp's server is not queried; a word is a token of its model too.
         prompt_tokens: prompt_tokens
             .filter(|it| *it > 0)
             .unwrap_or(case.context as u64),
-        ..Toll::default()
+        ..Deaths::default()
     };
     let gaps = expected.iter().flat_map(Seen::gaps);
     gaps.for_each(|gap| toll.undisturbed.push(gap));

@@ -142,7 +142,7 @@ fn readable(lanes: &[Lane]) -> io::Result<Vec<usize>> {
 
 /// Outcome of one request.
 #[derive(Debug, Clone)]
-pub struct Told {
+pub struct Outcome {
     pub family: &'static str,
     /// Zero if the client left before the response.
     pub status: u16,
@@ -161,7 +161,7 @@ pub fn send(
     client: &Client,
     at_once: usize,
     all: &[(&'static str, Vec<u8>)],
-) -> io::Result<Vec<Told>> {
+) -> io::Result<Vec<Outcome>> {
     let next = AtomicUsize::new(0);
     let ask = || {
         let mut told = Vec::new();
@@ -173,7 +173,7 @@ pub fn send(
                 Err(error) if is_late(&error) => (0, String::new()),
                 Err(error) => return Err(error),
             };
-            told.push(Told {
+            told.push(Outcome {
                 family,
                 status,
                 text,

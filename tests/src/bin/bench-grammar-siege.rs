@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 use worker_orcd_tests::bench::Latencies;
-use worker_orcd_tests::bench::siege::{Peaks, Streams, Told, send};
+use worker_orcd_tests::bench::siege::{Outcome, Peaks, Streams, send};
 use worker_orcd_tests::hostile_grammars::siege;
 use worker_orcd_tests::worker::request;
 use worker_orcd_tests::{Client, Worker};
@@ -155,7 +155,7 @@ fn bytes(fields: Value, options: &Options) -> Vec<u8> {
     body.to_string().into_bytes()
 }
 
-fn result(options: &Options, [without, with]: [&Side; 2], told: &[Told]) -> Value {
+fn result(options: &Options, [without, with]: [&Side; 2], told: &[Outcome]) -> Value {
     let (calm, busy) = (without.all(), with.all());
     let soon = told.iter().filter(|it| it.took <= SOON).count();
     json!({
@@ -194,7 +194,7 @@ fn windows(without: &Side, with: &Side) -> Vec<Value> {
 }
 
 /// Kind of the response.
-fn kind(told: &Told) -> &'static str {
+fn kind(told: &Outcome) -> &'static str {
     let says = |part: &str| told.text.contains(part);
     match told.status {
         200 => "200: an answer under it",
@@ -208,7 +208,7 @@ fn kind(told: &Told) -> &'static str {
     }
 }
 
-fn answers(told: &[Told], key: impl Fn(&Told) -> String) -> Vec<Value> {
+fn answers(told: &[Outcome], key: impl Fn(&Outcome) -> String) -> Vec<Value> {
     let mut kinds: BTreeMap<String, (Latencies, [usize; 4])> = BTreeMap::new();
     for one in told {
         let (times, statuses) = kinds.entry(key(one)).or_default();

@@ -39,7 +39,7 @@ const MAX_TOKENS: u32 = 2048;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// 32 KiB: the largest body that is read, and the longest text that is tokenized, on a thread of the runtime
-/// (`http/body.rs`, `http/lanes.rs`). Longer ones go to other threads.
+/// (`http/body.rs`, `http/blocking_pool.rs`). Longer ones go to other threads.
 const INLINE_BODY: usize = 32 << 10;
 const INLINE_TEXT: usize = 1 << 10;
 

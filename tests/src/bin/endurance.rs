@@ -53,15 +53,15 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const RETRY: Duration = Duration::from_millis(20);
 
 /// Deaths and upgrades of the supervisor, in order and evenly over the run.
-const EVENTS: [Happening; 4] = [
-    Happening::Killed,
-    Happening::Upgraded,
-    Happening::Killed,
-    Happening::Upgraded,
+const EVENTS: [Event; 4] = [
+    Event::Killed,
+    Event::Upgraded,
+    Event::Killed,
+    Event::Upgraded,
 ];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Happening {
+enum Event {
     Killed,
     Upgraded,
 }
@@ -79,7 +79,7 @@ fn body(job: &str, kind: u64) -> Value {
 
 /// Stream as its client received it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct Told {
+struct Assembled {
     text: String,
     tokens: u64,
     ended: bool,
@@ -101,7 +101,7 @@ impl Counts {
     }
 }
 
-impl Told {
+impl Assembled {
     /// Reads until the connection ends.
     ///
     /// # Errors
@@ -131,9 +131,9 @@ impl Told {
 }
 
 /// Sends the request, and requests the rest until it is complete.
-fn follow(client: &Client, job: &str, kind: u64, counts: &Counts) -> Result<Told, String> {
+fn follow(client: &Client, job: &str, kind: u64, counts: &Counts) -> Result<Assembled, String> {
     let body = body(job, kind);
-    let mut told = Told::default();
+    let mut told = Assembled::default();
     let mut has_asked = false;
     let until = Instant::now() + PATIENCE;
     while !told.ended {
@@ -194,10 +194,10 @@ fn main_pid(unit: &str) -> Result<Pid> {
 }
 
 /// Kills or upgrades the supervisor, and waits until another one serves.
-fn happen(what: Happening, arguments: &Arguments) -> Result<()> {
+fn happen(what: Event, arguments: &Arguments) -> Result<()> {
     let signal = match what {
-        Happening::Killed => Signal::SIGKILL,
-        Happening::Upgraded => Signal::SIGUSR2,
+        Event::Killed => Signal::SIGKILL,
+        Event::Upgraded => Signal::SIGUSR2,
     };
     let served = || {
         let log = fs::read_to_string(&arguments.log).unwrap_or_default();
@@ -269,8 +269,8 @@ fn main() -> Result<()> {
         "told": done.load(Ordering::Relaxed),
         "wrong": wrong.len(),
         "first_wrong": wrong.iter().take(8).collect::<Vec<_>>(),
-        "supervisors_killed": happened(Happening::Killed),
-        "supervisors_replaced": happened(Happening::Upgraded),
+        "supervisors_killed": happened(Event::Killed),
+        "supervisors_replaced": happened(Event::Upgraded),
         "connections_broken": counts.of("connections broken"),
         "asked_again": counts.of("asked again"),
         "counts": *counts.0.lock().unwrap_or_else(PoisonError::into_inner),

@@ -2,8 +2,8 @@
 //! everything but the model.
 
 use std::time::Duration;
-use worker_orcd_gpu::custody::Custody;
 use worker_orcd_gpu::device::{Batch, Executor, KvGeometry, KvGroups, SampleWork, Tap};
+use worker_orcd_gpu::fd_socket::FdSocket;
 use worker_orcd_gpu::serve::{Loaded, Progress};
 use worker_orcd_ipc::{
     DeviceFacts, Drawn, Fault, LoadOrder, MemoryReport, RequestId, SamplingAdvice, TokenId,
@@ -24,7 +24,7 @@ fn main() {
     worker_orcd_gpu::entry::run(load)
 }
 
-fn load(order: &LoadOrder, _: Option<&Custody>, _: Progress<'_>) -> Result<Loaded, Fault> {
+fn load(order: &LoadOrder, _: Option<&FdSocket>, _: Progress<'_>) -> Result<Loaded, Fault> {
     let step_micros = std::env::var(STEP_VARIABLE)
         .ok()
         .and_then(|text| text.parse().ok());
@@ -51,7 +51,7 @@ fn load(order: &LoadOrder, _: Option<&Custody>, _: Progress<'_>) -> Result<Loade
         suppressed: Vec::new(),
         rank_head: None,
         adopts_from: None,
-        mailbox: None,
+        late_fd_socket: None,
     })
 }
 

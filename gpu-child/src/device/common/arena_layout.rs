@@ -2,7 +2,7 @@
 //!
 //! Checksums prove that bytes are unchanged, but not their layout. A child of another binary may pack weights or lay
 //! out pages differently. It sends another number in its `Hello`, and receives no retained memory
-//! (`supervisor/engine/src/driver/keeping.rs`).
+//! (`supervisor/engine/src/driver/retained_memory.rs`).
 //!
 //! The number is a hash of the sources that define the layout. An edit of a comment there costs one load at an upgrade;
 //! a forgotten version bump would cost wrong text.
@@ -18,7 +18,7 @@ pub const ARENA_LAYOUT: u64 = fnv1a(&[
     include_str!("../../../../kernels/cuda/kv_pages.cu"),
     include_str!("../../../../kernels/src/cpu/packed.rs"),
     include_str!("../cpu/kv.rs"),
-    include_str!("../cpu/kv_custody.rs"),
+    include_str!("../cpu/kv_transfer.rs"),
     include_str!("kv.rs"),
     include_str!("manifest.rs"),
 ]);

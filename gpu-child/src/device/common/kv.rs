@@ -58,7 +58,7 @@ impl KvShape {
 pub struct KvLayout {
     pub shape: KvShape,
     /// Pages of sliding-window layers, if their heads differ. They are as large.
-    pub near_shape: Option<KvShape>,
+    pub sliding_shape: Option<KvShape>,
     /// Groups of the layers with attention. Layers that share keys and values are in the places of earlier ones.
     pub groups: LayerGroups,
     /// The other layers, if there are any.
@@ -69,8 +69,8 @@ impl KvLayout {
     #[must_use]
     pub fn of(config: &ModelConfig, options: &LoadOptions) -> Self {
         let mut heads = config.heads();
-        let whole = heads.next().expect("heads of layers with full attention");
-        let near = heads.next();
+        let full = heads.next().expect("heads of layers with full attention");
+        let sliding = heads.next();
         let shape_of = |heads: Heads, layers, least| KvShape {
             layers,
             n_kv_heads: heads.kv_count,
@@ -79,31 +79,31 @@ impl KvLayout {
         };
         let Some(net) = &config.delta_net else {
             let sizes = ByKind {
-                whole: whole.kv_width(),
-                near: near.unwrap_or(whole).kv_width(),
+                full: full.kv_width(),
+                sliding: sliding.unwrap_or(full).kv_width(),
             };
             let (positions, batch) = (&config.positions, options.batch_tokens());
             let own = config.kv_layers();
             let groups = LayerGroups::of(own, positions, sizes, batch);
             let groups = groups.sharing((own..config.n_layers).map(|it| config.kv_layer(it)));
             let layers = groups.layers();
-            let near_shape = near.map(|near| shape_of(near, layers.near, 0));
-            let least = near_shape.map_or(0, |shape| shape.used());
-            let shape = shape_of(whole, layers.whole, least);
+            let sliding_shape = sliding.map(|sliding| shape_of(sliding, layers.sliding, 0));
+            let least = sliding_shape.map_or(0, |shape| shape.used());
+            let shape = shape_of(full, layers.full, least);
             let least = shape.page();
             return Self {
-                near_shape: near_shape.map(|shape| KvShape { least, ..shape }),
+                sliding_shape: sliding_shape.map(|shape| KvShape { least, ..shape }),
                 ..Self::of_attention(shape, groups)
             };
         };
         let groups = LayerGroups::one((0..config.n_layers).map(|layer| !net.is_in(layer)));
-        let layers = groups.layers().whole;
-        let page = shape_of(whole, layers, 0).page();
+        let layers = groups.layers().full;
+        let page = shape_of(full, layers, 0).page();
         let states = StateLayout::of(config, page / HALVES, groups.groups().count());
         let least = states.as_ref().map_or(0, StateLayout::least_halves);
         Self {
-            shape: shape_of(whole, layers, least),
-            near_shape: None,
+            shape: shape_of(full, layers, least),
+            sliding_shape: None,
             groups,
             states,
         }
@@ -112,10 +112,10 @@ impl KvLayout {
     /// Shape of the pages of a group of layers with attention.
     #[must_use]
     pub fn shape_of(&self, group: usize) -> &KvShape {
-        let is_near = group >= self.groups.groups().whole();
-        self.near_shape
+        let is_sliding = group >= self.groups.groups().full();
+        self.sliding_shape
             .as_ref()
-            .filter(|_| is_near)
+            .filter(|_| is_sliding)
             .unwrap_or(&self.shape)
     }
 
@@ -124,7 +124,7 @@ impl KvLayout {
     pub fn of_attention(shape: KvShape, groups: LayerGroups) -> Self {
         Self {
             shape,
-            near_shape: None,
+            sliding_shape: None,
             groups,
             states: None,
         }
@@ -137,7 +137,7 @@ impl KvLayout {
         match &self.states {
             None => groups,
             Some(states) => KvGroups {
-                near: Some(states.near_groups(groups.whole())),
+                sliding: Some(states.sliding_groups(groups.full())),
                 ..groups
             },
         }

@@ -5,7 +5,7 @@
 //! be more than [`MAX_LAYER_GROUPS`] groups ([`MAX_UNEQUAL_GROUPS`] if the layers of the kinds differ in size). The last
 //! group of a kind may have fewer layers; the rest of its pages is unused.
 
-use crate::device::{KvGroups, NearGroups};
+use crate::device::{KvGroups, SlidingGroups};
 use crate::model::Positions;
 
 /// Maximum number of groups of layers with attention, if all layers have the same size.
@@ -30,16 +30,16 @@ pub struct LayerGroups {
 /// A number for layers with full attention, and one for sliding-window layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ByKind {
-    pub whole: usize,
-    pub near: usize,
+    pub full: usize,
+    pub sliding: usize,
 }
 
 impl ByKind {
     #[must_use]
     pub fn both(number: usize) -> Self {
         Self {
-            whole: number,
-            near: number,
+            full: number,
+            sliding: number,
         }
     }
 }
@@ -59,19 +59,19 @@ impl LayerGroups {
     pub fn of(n_layers: usize, positions: &Positions, sizes: ByKind, batch_tokens: usize) -> Self {
         let windows = (0..n_layers).map(|layer| positions.window_of(layer));
         let windows: Vec<_> = windows.collect();
-        let near = windows.iter().flatten().count();
-        let whole = n_layers - near;
-        let layers = match (whole, near) {
+        let sliding = windows.iter().flatten().count();
+        let full = n_layers - sliding;
+        let layers = match (full, sliding) {
             (0, all) | (all, 0) => ByKind::both(all),
-            _ => layers_of_pages(ByKind { whole, near }, sizes),
+            _ => layers_of_pages(ByKind { full, sliding }, sizes),
         };
-        let whole_groups = whole.div_ceil(layers.whole);
+        let full_groups = full.div_ceil(layers.full);
         // Places are assigned consecutively, by kind.
-        let (mut next_whole, mut next_near) = (0, 0);
+        let (mut next_whole, mut next_sliding) = (0, 0);
         let places = windows.iter().map(|window| {
             let (first_group, layers, next) = match window {
-                None => (0, layers.whole, &mut next_whole),
-                Some(_) => (whole_groups, layers.near, &mut next_near),
+                None => (0, layers.full, &mut next_whole),
+                Some(_) => (full_groups, layers.sliding, &mut next_sliding),
             };
             *next += 1;
             Place {
@@ -81,15 +81,15 @@ impl LayerGroups {
         });
         let places = places.collect();
         let window = windows.iter().flatten().next();
-        let near = window.map(|window| NearGroups {
-            count: near.div_ceil(layers.near) as u32,
+        let sliding = window.map(|window| SlidingGroups {
+            count: sliding.div_ceil(layers.sliding) as u32,
             window: u32::try_from(*window).unwrap_or(u32::MAX / 2),
             ahead: batch_tokens.clamp(1, MOST_AHEAD) as u32,
             checkpoints: None,
         });
         let groups = KvGroups {
-            whole: whole_groups as u32,
-            near,
+            full: full_groups as u32,
+            sliding,
         };
         Self {
             groups,
@@ -142,24 +142,24 @@ impl LayerGroups {
 
 /// Layers in a page of each kind. `layers`: how many there are.
 fn layers_of_pages(layers: ByKind, sizes: ByKind) -> ByKind {
-    let most_groups = match sizes.whole == sizes.near {
+    let most_groups = match sizes.full == sizes.sliding {
         true => MAX_LAYER_GROUPS,
         false => MAX_UNEQUAL_GROUPS,
     };
-    let [whole, near] = [layers.whole * sizes.whole, layers.near * sizes.near];
+    let [full, sliding] = [layers.full * sizes.full, layers.sliding * sizes.sliding];
     let of_page = |page: usize| ByKind {
-        whole: page / sizes.whole,
-        near: page / sizes.near,
+        full: page / sizes.full,
+        sliding: page / sizes.sliding,
     };
     let fits = |of_page: &ByKind| {
-        layers.whole.div_ceil(of_page.whole) + layers.near.div_ceil(of_page.near) <= most_groups
+        layers.full.div_ceil(of_page.full) + layers.sliding.div_ceil(of_page.sliding) <= most_groups
     };
     // Room for a layer of either kind; then for one more layer each time.
-    let least = whole.min(near).max(sizes.whole).max(sizes.near);
-    let most = whole.max(near);
+    let least = full.min(sliding).max(sizes.full).max(sizes.sliding);
+    let most = full.max(sliding);
     // All layers of the larger kind in one group, and the others in another, are two groups.
     (least..most)
-        .step_by(sizes.whole.min(sizes.near))
+        .step_by(sizes.full.min(sizes.sliding))
         .map(of_page)
         .find(fits)
         .unwrap_or_else(|| of_page(most))
@@ -171,10 +171,10 @@ mod tests {
     use crate::device::KvGeometry;
     use crate::model::Window;
 
-    fn groups(n_layers: usize, whole_every: Option<usize>) -> LayerGroups {
-        let window = whole_every.map(|every| Window {
+    fn groups(n_layers: usize, full_every: Option<usize>) -> LayerGroups {
+        let window = full_every.map(|every| Window {
             positions: 512,
-            whole_every: Some(every),
+            full_every: Some(every),
             rope: None,
         });
         let positions = Positions {
@@ -202,42 +202,42 @@ mod tests {
 
     #[test]
     fn layers_of_a_kind_are_in_few_groups_of_one_size() {
-        for (n_layers, whole_every, [whole, near, layers]) in MODELS {
-            let of = groups(n_layers, whole_every);
-            let found = (of.groups.whole(), of.groups.near(), of.layers());
+        for (n_layers, full_every, [full, sliding, layers]) in MODELS {
+            let of = groups(n_layers, full_every);
+            let found = (of.groups.full(), of.groups.sliding(), of.layers());
             let layers = ByKind::both(layers);
-            assert_eq!(found, (whole, near, layers), "{n_layers} {whole_every:?}");
+            assert_eq!(found, (full, sliding, layers), "{n_layers} {full_every:?}");
         }
     }
 
-    fn unequal(n_layers: usize, [whole, near]: [usize; 2]) -> LayerGroups {
+    fn unequal(n_layers: usize, [full, sliding]: [usize; 2]) -> LayerGroups {
         let positions = Positions {
             window: Some(Window {
                 positions: 1024,
-                whole_every: Some(6),
+                full_every: Some(6),
                 rope: None,
             }),
             ..Positions::default()
         };
-        LayerGroups::of(n_layers, &positions, ByKind { whole, near }, 64)
+        LayerGroups::of(n_layers, &positions, ByKind { full, sliding }, 64)
     }
 
     #[test]
     fn a_page_of_the_larger_kind_has_as_many_layers_as_fit_in_one_of_all_others() {
         // Gemma 4 31B, 26B-A4B and 12B: layers, sizes; groups of both kinds, and layers of a page.
-        for (n_layers, sizes, [whole, near], [whole_layers, near_layers]) in [
+        for (n_layers, sizes, [full, sliding], [full_layers, sliding_layers]) in [
             (60, [4 * 512, 16 * 256], [1, 10], [10, 5]),
             (30, [2 * 512, 8 * 256], [1, 13], [5, 2]),
             (48, [512, 8 * 256], [1, 20], [8, 2]),
         ] {
             let of = unequal(n_layers, sizes);
-            assert_eq!((of.groups.whole(), of.groups.near()), (whole, near));
+            assert_eq!((of.groups.full(), of.groups.sliding()), (full, sliding));
             let layers = ByKind {
-                whole: whole_layers,
-                near: near_layers,
+                full: full_layers,
+                sliding: sliding_layers,
             };
             assert_eq!(of.layers(), layers);
-            assert!(near_layers * sizes[1] <= whole_layers * sizes[0]);
+            assert!(sliding_layers * sizes[1] <= full_layers * sizes[0]);
             let places = (0..n_layers).map(|layer| of.place(layer));
             let places: std::collections::BTreeSet<_> =
                 places.map(|place| (place.group, place.index)).collect();
@@ -249,7 +249,7 @@ mod tests {
     /// and layers of a page.
     #[test]
     fn layers_that_share_keys_and_values_take_no_room() {
-        for (n_layers, shared, every, sizes, [whole, near], [whole_layers, near_layers]) in [
+        for (n_layers, shared, every, sizes, [full, sliding], [full_layers, sliding_layers]) in [
             (35, 20, 5, [512, 256], [1, 2], [3, 6]),
             (42, 18, 6, [2 * 512, 2 * 256], [1, 3], [4, 8]),
         ] {
@@ -257,7 +257,7 @@ mod tests {
             let positions = Positions {
                 window: Some(Window {
                     positions: 512,
-                    whole_every: Some(every),
+                    full_every: Some(every),
                     rope: None,
                 }),
                 ..Positions::default()
@@ -267,15 +267,15 @@ mod tests {
                 Some(_) => own - 2,
             };
             let sizes = ByKind {
-                whole: sizes[0],
-                near: sizes[1],
+                full: sizes[0],
+                sliding: sizes[1],
             };
             let of = LayerGroups::of(own, &positions, sizes, 64);
             let of = of.sharing((own..n_layers).map(earlier));
-            assert_eq!((of.groups.whole(), of.groups.near()), (whole, near));
+            assert_eq!((of.groups.full(), of.groups.sliding()), (full, sliding));
             let layers = ByKind {
-                whole: whole_layers,
-                near: near_layers,
+                full: full_layers,
+                sliding: sliding_layers,
             };
             assert_eq!(of.layers(), layers);
             for layer in own..n_layers {
@@ -290,14 +290,14 @@ mod tests {
 
     #[test]
     fn each_layer_has_a_place_of_its_own_among_those_of_its_kind() {
-        for (n_layers, whole_every, [whole, near, layers]) in MODELS {
-            let of = groups(n_layers, whole_every);
+        for (n_layers, full_every, [full, sliding, layers]) in MODELS {
+            let of = groups(n_layers, full_every);
             let mut taken = std::collections::BTreeSet::new();
             for layer in 0..n_layers {
                 let Place { group, index } = of.place(layer);
-                let sees_all = whole_every.is_none_or(|every| (layer + 1).is_multiple_of(every));
-                assert_eq!(group < whole, sees_all, "{layer} of {n_layers}");
-                assert!(group < whole + near && index < layers);
+                let sees_all = full_every.is_none_or(|every| (layer + 1).is_multiple_of(every));
+                assert_eq!(group < full, sees_all, "{layer} of {n_layers}");
+                assert!(group < full + sliding && index < layers);
                 assert!(taken.insert((group, index)), "{layer} of {n_layers}");
             }
         }
@@ -310,7 +310,7 @@ mod tests {
             let positions = Positions {
                 window: Some(Window {
                     positions: window,
-                    whole_every: Some(every),
+                    full_every: Some(every),
                     rope: None,
                 }),
                 ..Positions::default()

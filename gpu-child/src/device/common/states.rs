@@ -7,7 +7,7 @@
 //! A layer's part is cut into units, one for each head of keys. A unit lies in one page, beside others as long as there
 //! is room. Therefore pages are as large as those of attention, unless a unit is larger.
 
-use crate::device::NearGroups;
+use crate::device::SlidingGroups;
 use crate::model::{DeltaNetConfig, ModelConfig};
 use std::ops::Range;
 use worker_orcd_kernels::cpu::DeltaUnit;
@@ -121,16 +121,16 @@ impl StateLayout {
     }
 
     /// The groups as the scheduler sees them. Checkpoints on the way take as many pages as those of attention,
-    /// of which there are `whole` for each block.
+    /// of which there are `full` for each block.
     #[must_use]
-    pub fn near_groups(&self, whole: usize) -> NearGroups {
+    pub fn sliding_groups(&self, full: usize) -> SlidingGroups {
         let count = self.groups();
-        NearGroups {
+        SlidingGroups {
             count: count as u32,
             // A position of a block and the whole block before it.
             window: BLOCK as u32 + 1,
             ahead: AHEAD,
-            checkpoints: Some(count.div_ceil(whole.max(1)) as u32),
+            checkpoints: Some(count.div_ceil(full.max(1)) as u32),
         }
     }
 }
@@ -187,7 +187,7 @@ mod tests {
     /// The numbers of docs/internals/decisions/child.md.
     #[test]
     fn qwen3_5_has_pages_of_these_sizes() {
-        for (name, layout, page_bytes, groups, near_bytes) in [
+        for (name, layout, page_bytes, groups, sliding_bytes) in [
             ("27B", layout(64, 16, 48, 4), 2 << 20, 1 + 128, 537e6),
             ("35B-A3B", layout(40, 16, 32, 2), 640 << 10, 1 + 240, 315e6),
         ] {
@@ -196,12 +196,15 @@ mod tests {
             assert_eq!(geometry.groups.count(), groups, "{name}");
             assert!(groups <= MAX_PAGE_GROUPS);
             // Of the block of a position and the one before.
-            let bytes = (2 * geometry.groups.near()) as u64 * page_bytes;
+            let bytes = (2 * geometry.groups.sliding()) as u64 * page_bytes;
             assert!(
-                (bytes as f64 / near_bytes - 1.0).abs() < 0.01,
+                (bytes as f64 / sliding_bytes - 1.0).abs() < 0.01,
                 "{name}: {bytes}"
             );
-            assert_eq!((geometry.near_from(64), geometry.near_from(95)), (1, 1));
+            assert_eq!(
+                (geometry.sliding_from(64), geometry.sliding_from(95)),
+                (1, 1)
+            );
         }
     }
 
@@ -226,11 +229,11 @@ mod tests {
 
     #[test]
     fn checkpoints_on_the_way_take_as_many_pages_as_keys_and_values() {
-        let KvGroups { whole, near } = layout(64, 16, 48, 4).page_groups();
-        let near = near.expect("states");
+        let KvGroups { full, sliding } = layout(64, 16, 48, 4).page_groups();
+        let sliding = sliding.expect("states");
         assert_eq!(
-            near.checkpoints.map(|every| every * whole),
-            Some(near.count)
+            sliding.checkpoints.map(|every| every * full),
+            Some(sliding.count)
         );
     }
 }

@@ -44,7 +44,7 @@ pub fn run(
         show_rows(tap, Checkpoint::FinalNorm, &rows, &scratch.norm, n_embd);
         show_rows(tap, Checkpoint::Logits, &rows, &scratch.logits, vocab);
         #[cfg(feature = "fault-injection")]
-        crate::device::misdeed::spoil(&mut scratch.logits);
+        crate::device::injected_fault::spoil(&mut scratch.logits);
         let tokens = draw(forward, draws, &mut scratch.logits);
         for (Draw { row, sample }, token) in draws.iter().zip(tokens) {
             let (step, request) = (open.step, row.request);

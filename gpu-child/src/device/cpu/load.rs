@@ -4,7 +4,7 @@
 use super::CpuExecutor;
 use super::attention::Partials;
 use super::kv::KvCache;
-use super::kv_custody::KvSharing;
+use super::kv_transfer::KvSharing;
 use super::linear::Device;
 use super::memory;
 use super::pool::{Disjoint, Pool};
@@ -185,7 +185,7 @@ impl Placement<'_> {
             meter.is_at(1, 1);
         }
         #[cfg(feature = "fault-injection")]
-        if crate::device::misdeed::flip_ordered() {
+        if crate::device::injected_fault::flip_ordered() {
             let first = &self.layout.tensors()[0];
             // The last byte of the last row: little depends on it.
             draft.bytes_mut()[(first.offset + first.bytes) as usize - 1] ^= 1;

@@ -12,13 +12,13 @@ pub mod tables;
 
 use self::plan::{AttentionPlan, HeadKind, SPLIT, SPLIT_PAGES, TilePlan};
 use super::board::Stage;
+use super::buffer_allocator::{BufferAllocator, Input, InputBuffer, StepInput};
 use super::context::Context;
 use super::headers::{constant, layout};
 use super::kernels::{GatedRowsArgs, Geometry, Kernel, Module, Row, RowArgs};
 use super::matmul::Output;
 use super::memory::DevicePtr;
 use super::ops::RowKernel;
-use super::places::{Input, InputBuffer, Places, StepInput};
 use super::plan::Plan;
 use super::rank::Rank;
 use super::scratch::Largest;
@@ -184,7 +184,7 @@ struct HeadKernels {
     /// Kernel for Hopper, for supported head sizes.
     wide: Option<Kernel<AttentionArgs>>,
     /// The same for layers with a window, if the model has any.
-    wide_near: Option<Kernel<AttentionArgs>>,
+    wide_sliding: Option<Kernel<AttentionArgs>>,
     /// Shared memory of a block of the kernels for Hopper.
     wide_shared_bytes: u32,
 }
@@ -217,7 +217,7 @@ impl AttentionKernels {
     pub fn use_portable(&mut self) {
         for kernels in &mut self.heads {
             kernels.wide = None;
-            kernels.wide_near = None;
+            kernels.wide_sliding = None;
         }
     }
 
@@ -273,7 +273,7 @@ impl HeadKernels {
                 Ok::<_, Fault>(kernel)
             };
             let wide_far = has_wide.then(|| wide(format!("attention_wide_{head_dim}")));
-            let wide_near =
+            let wide_sliding =
                 (has_wide && has_windows).then(|| wide(format!("attention_wide_near_{head_dim}")));
             Ok(Self {
                 heads,
@@ -284,7 +284,7 @@ impl HeadKernels {
                 split_shared_bytes,
                 merge: module.kernel(merge)?.overlapping(),
                 wide: wide_far.transpose()?,
-                wide_near: wide_near.transpose()?,
+                wide_sliding: wide_sliding.transpose()?,
                 wide_shared_bytes,
             })
         }
@@ -352,7 +352,7 @@ const _: () = assert!(MAX_LAYER_GROUPS <= MAX_GROUPS);
 pub const INPUTS: usize = MAX_HEAD_KINDS + MAX_GROUPS;
 
 impl AttentionBuffers {
-    pub fn place(places: &mut Places<'_>, config: &ModelConfig, largest: Largest) -> Self {
+    pub fn place(places: &mut BufferAllocator<'_>, config: &ModelConfig, largest: Largest) -> Self {
         let tokens = largest.tokens;
         let sequences = tokens.min(largest.sequences);
         let table = sequences * largest.sequence_tokens.div_ceil(PAGE_TOKENS);
@@ -646,7 +646,7 @@ fn wide_attention(
 ) -> Result<(), Fault> {
     let kernel = match rank.config.positions.window_of(index) {
         None => &kernels.wide,
-        Some(_) => &kernels.wide_near,
+        Some(_) => &kernels.wide_sliding,
     };
     let Some(kernel) = kernel else {
         return Ok(());

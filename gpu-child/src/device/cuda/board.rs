@@ -8,7 +8,7 @@ use super::context::{Context, StreamEvent};
 use super::headers::constant;
 use super::memory::{Arena, DevicePtr, Pinned, Purpose, fetch};
 use super::step_queue::STEPS;
-use crate::device::Witness;
+use crate::device::ProgressProbe;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::thread;
@@ -84,13 +84,13 @@ impl Board {
     ///
     /// # Errors
     /// If NVIDIA's driver returns an error.
-    pub fn witness(
+    pub fn progress_probe(
         &self,
         context: &Context,
         ends: [StreamEvent; STEPS],
-    ) -> Result<BoardWitness, Fault> {
+    ) -> Result<BoardProbe, Fault> {
         let bytes = self.words.bytes() as usize;
-        Ok(BoardWitness {
+        Ok(BoardProbe {
             context: context.with_a_stream_of_its_own()?,
             words: self.words.at(0, bytes),
             copy: Pinned::new(bytes)?,
@@ -102,7 +102,7 @@ impl Board {
 }
 
 #[derive(Debug)]
-pub struct BoardWitness {
+pub struct BoardProbe {
     context: Context,
     words: DevicePtr<u8>,
     copy: Pinned,
@@ -111,14 +111,14 @@ pub struct BoardWitness {
     n_layers: u32,
 }
 
-impl Witness for BoardWitness {
+impl ProgressProbe for BoardProbe {
     fn account(&mut self) -> String {
         self.read()
             .unwrap_or_else(|fault| format!("the driver says {fault}"))
     }
 }
 
-impl BoardWitness {
+impl BoardProbe {
     fn read(&mut self) -> Result<String, Fault> {
         self.context.enter()?;
         let mut on_their_way = 0;

@@ -12,13 +12,13 @@ pub mod states;
 
 use self::states::{StatePages, StatePlan, StateRow, StateSequence, most_pages};
 use super::board::Stage;
+use super::buffer_allocator::{BufferAllocator, InputBuffer, StepInput};
 use super::context::Context;
 use super::headers::{constant, layout};
 use super::kernels::{GatedRowsArgs, Geometry, Kernel, Module, Row, RowArgs};
 use super::matmul::Output;
 use super::memory::DevicePtr;
 use super::ops::RowKernel;
-use super::places::{InputBuffer, Places, StepInput};
 use super::plan::Plan;
 use super::rank::Rank;
 use super::scratch::Largest;
@@ -226,7 +226,11 @@ pub struct DeltaNetBuffers {
 pub const INPUTS: usize = 3;
 
 impl DeltaNetBuffers {
-    pub fn place(places: &mut Places<'_>, config: &DeltaNetConfig, largest: Largest) -> Self {
+    pub fn place(
+        places: &mut BufferAllocator<'_>,
+        config: &DeltaNetConfig,
+        largest: Largest,
+    ) -> Self {
         let tokens = largest.tokens;
         Self {
             mixed: places.buffer(tokens * config.channels()),

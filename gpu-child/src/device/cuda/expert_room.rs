@@ -2,10 +2,10 @@
 //!
 //! A pair is a row and an expert that it chose. There is room for every pair of the largest batch.
 
+use super::buffer_allocator::BufferAllocator;
 use super::expert_arguments::Routing;
 use super::experts_wide::most_places;
 use super::memory::DevicePtr;
-use super::places::Places;
 use super::weights::{UNIT, units};
 use crate::model::ModelConfig;
 use worker_orcd_kernels::Activation;
@@ -42,7 +42,11 @@ pub struct ExpertBuffers {
 
 impl ExpertBuffers {
     /// Room for batches of `tokens` rows; `None` for models without experts.
-    pub fn place(places: &mut Places<'_>, config: &ModelConfig, tokens: usize) -> Option<Self> {
+    pub fn place(
+        places: &mut BufferAllocator<'_>,
+        config: &ModelConfig,
+        tokens: usize,
+    ) -> Option<Self> {
         let experts = config.experts.as_ref()?;
         let pairs = tokens * experts.used;
         // Each expert has whole groups of places.

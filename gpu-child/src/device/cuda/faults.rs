@@ -10,7 +10,7 @@ use super::context::Context;
 use super::headers::layout;
 use super::kernels::{Aligned, Geometry, Kernel, Module};
 use super::memory::{Arena, DevicePtr, Purpose};
-use crate::device::misdeed::{DeviceMisdeed, Saboteur};
+use crate::device::injected_fault::{DeviceFault, FaultInjector};
 use worker_orcd_ipc::Fault;
 
 static FATBIN: &Aligned<[u8]> =
@@ -35,14 +35,14 @@ layout! {
 /// Kernels that fail, loaded in advance: a full device has no room for a
 /// module.
 #[derive(Debug)]
-pub struct Misdeeds {
+pub struct FaultKernels {
     illegal_address: Kernel<MisdeedArgs>,
     misaligned: Kernel<MisdeedArgs>,
     trap: Kernel<MisdeedArgs>,
     endless_kernel: Kernel<MisdeedArgs>,
 }
 
-impl Misdeeds {
+impl FaultKernels {
     fn load(context: &Context) -> Result<Self, Fault> {
         let module = Module::of(context, FATBIN)?;
         // SAFETY: every kernel of faults.cu takes MisdeedArgs.
@@ -56,13 +56,13 @@ impl Misdeeds {
     }
 }
 
-impl Saboteur for CudaExecutor {
+impl FaultInjector for CudaExecutor {
     fn prepare(&mut self) -> Result<(), Fault> {
-        self.misdeeds = Some(Misdeeds::load(&self.rank.context)?);
+        self.misdeeds = Some(FaultKernels::load(&self.rank.context)?);
         Ok(())
     }
 
-    fn commit(&mut self, misdeed: DeviceMisdeed) -> Result<(), Fault> {
+    fn commit(&mut self, fault: DeviceFault) -> Result<(), Fault> {
         let misdeeds = self.misdeeds.as_ref().expect("prepared");
         let launch = |kernel: &Kernel<MisdeedArgs>, at| {
             let (one, arguments) = (Geometry::line(1, 1), MisdeedArgs { at });
@@ -72,22 +72,22 @@ impl Saboteur for CudaExecutor {
         };
         let somewhere = self.rank.scratch.buffers.x.cast();
         self.rank.context.enter()?;
-        match misdeed {
-            DeviceMisdeed::IllegalAddress => {
+        match fault {
+            DeviceFault::IllegalAddress => {
                 launch(&misdeeds.illegal_address, DevicePtr::NULL.add(NOWHERE))
             }
-            DeviceMisdeed::Misaligned => launch(&misdeeds.misaligned, somewhere),
-            DeviceMisdeed::Trap => launch(&misdeeds.trap, somewhere),
-            DeviceMisdeed::EndlessKernel => launch(&misdeeds.endless_kernel, somewhere),
-            DeviceMisdeed::NonFinite => {
+            DeviceFault::Misaligned => launch(&misdeeds.misaligned, somewhere),
+            DeviceFault::Trap => launch(&misdeeds.trap, somewhere),
+            DeviceFault::EndlessKernel => launch(&misdeeds.endless_kernel, somewhere),
+            DeviceFault::NonFinite => {
                 // All rows attend to it: no logit of this step will be finite.
                 self.rank.kv.arena().fill(&self.rank.context, NOT_A_NUMBER)
             }
-            DeviceMisdeed::OutOfMemory => {
+            DeviceFault::OutOfMemory => {
                 let (_, total) = self.rank.context.memory()?;
                 Arena::new(&self.rank.context, Purpose::Scratch, total).map(drop)
             }
-            DeviceMisdeed::Full => self.take_everything(),
+            DeviceFault::Full => self.take_everything(),
         }
     }
 }

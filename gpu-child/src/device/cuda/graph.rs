@@ -4,14 +4,14 @@
 //! are equal from step to step: buffers have fixed addresses, and all changes (tokens,
 //! positions, page tables) are in memory. The launches depend only on the [`GraphKey`]; a step
 //! is recorded when a key occurs for the second time among the last few steps without a graph. Its graph is instantiated
-//! [aside](super::aside), and kept. The driver's memory for a graph is the difference of free memory before and after;
+//! [aside](super::driver_thread), and kept. The driver's memory for a graph is the difference of free memory before and after;
 //! dropped graphs leave theirs to later ones.
 //!
 //! Without a graph (not ready, or no memory for one because another process took it all), the step makes its launches
 //! one by one: the same bits, later.
 
-use super::aside::Aside;
 use super::context::{Context, check};
+use super::driver_thread::DriverThread;
 use super::memory::Purpose;
 use super::mixers::MixerGrids;
 use super::plan::Plan;
@@ -111,16 +111,16 @@ impl Graphs {
     pub fn launch(
         &mut self,
         context: &Context,
-        aside: &Aside,
+        driver_thread: &DriverThread,
         key: GraphKey,
         pass: impl FnOnce() -> Result<(), Fault>,
     ) -> Result<bool, Fault> {
-        self.take_in(context, aside)?;
+        self.take_in(context, driver_thread)?;
         let Some(at) = self.kept.iter().position(|(of, _)| *of == key) else {
             let was_seen = self.sees(key);
             if was_seen && self.steps_without == 0 && self.coming.is_none() {
                 let recording = record(context, pass)?;
-                self.coming = Some((key, aside.instantiate(recording)));
+                self.coming = Some((key, driver_thread.instantiate(recording)));
             }
             self.steps_without = self.steps_without.saturating_sub(1);
             return Ok(false);
@@ -160,7 +160,7 @@ impl Graphs {
     }
 
     /// Takes over the ordered graph, if it is ready.
-    fn take_in(&mut self, context: &Context, aside: &Aside) -> Result<(), Fault> {
+    fn take_in(&mut self, context: &Context, driver_thread: &DriverThread) -> Result<(), Fault> {
         let Some((key, coming)) = &self.coming else {
             return Ok(());
         };
@@ -179,7 +179,7 @@ impl Graphs {
         }
         if self.kept.len() > MAX_GRAPHS {
             context.synchronize("dropping a graph")?;
-            aside.drop_executable(self.kept.remove(0).1);
+            driver_thread.drop_executable(self.kept.remove(0).1);
         }
         Ok(())
     }

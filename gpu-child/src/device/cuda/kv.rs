@@ -157,14 +157,14 @@ impl KvCache {
     /// Pages of layers with full attention, and of sliding-window layers.
     #[must_use]
     pub fn shapes(&self) -> [KvShape; 2] {
-        let whole = self.layout.shape;
-        [whole, self.layout.near_shape.unwrap_or(whole)]
+        let full = self.layout.shape;
+        [full, self.layout.sliding_shape.unwrap_or(full)]
     }
 
     /// Groups of layers with full attention, which come first.
     #[must_use]
-    pub fn whole_groups(&self) -> usize {
-        self.layout.groups.groups().whole()
+    pub fn full_groups(&self) -> usize {
+        self.layout.groups.groups().full()
     }
 
     /// Group and index of a layer with attention among its pages.

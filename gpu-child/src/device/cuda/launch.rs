@@ -99,7 +99,7 @@ fn launch_pass(
         let pass = || rank.pass(plan);
         if executor
             .graphs
-            .launch(&rank.context, &executor.aside, key, pass)?
+            .launch(&rank.context, &executor.driver_thread, key, pass)?
         {
             return Ok(LogitsState::Chosen);
         }

@@ -1,14 +1,14 @@
 //! Loading of a model on an open device, in steps: the memory budget, the weights (packed by the device,
 //! or taken over in place), and the KV cache.
 
-use super::aside::Aside;
 use super::checksum::Checksum;
 use super::context::Context;
 use super::decode_step::DecodeStep;
+use super::driver_thread::DriverThread;
 use super::graph::Graphs;
 use super::kernels::Module;
 use super::kv::{KvCache, KvRoom, page_groups};
-use super::kv_custody::KvSharing;
+use super::kv_transfer::KvSharing;
 use super::memory::{ALIGNMENT, Arena, Purpose, upload};
 use super::mixers::{self, Tables};
 use super::pack::{pack, staging_bytes};
@@ -130,7 +130,7 @@ fn assemble(rank: Rank, module: &Module) -> Result<CudaExecutor, Fault> {
         shown: ShownRows::new(vocab),
         steps: StepQueue::new()?,
         open: None,
-        aside: Aside::start(context)?,
+        driver_thread: DriverThread::start(context)?,
         rank,
     })
 }
@@ -271,7 +271,7 @@ impl Placement<'_> {
         let checksum = Checksum::load(&device.module)?;
         let checksums = checksum.of_tensors(context, &arena, self.layout.tensors())?;
         #[cfg(feature = "fault-injection")]
-        if crate::device::misdeed::flip_ordered() {
+        if crate::device::injected_fault::flip_ordered() {
             flip_a_bit(context, &arena, &self.layout.tensors()[0])?;
         }
         arena.seal(context)?;
@@ -342,8 +342,8 @@ mod tests {
             let refused = refuse_unsupported(&config, SHARED_BYTES).expect_err("refused");
             refused.to_string()
         };
-        let near = refused(&|config| config.near_heads.as_mut().expect("heads").dim = 48);
-        assert!(near.contains("heads of 48 values"), "{near}");
+        let sliding = refused(&|config| config.sliding_heads.as_mut().expect("heads").dim = 48);
+        assert!(sliding.contains("heads of 48 values"), "{sliding}");
         let dense = refused(&|config| config.n_ff = 36);
         assert!(dense.contains("a width of feed-forward of 36"), "{dense}");
         let one = refused(&|config| config.ff_widths = Some(vec![96, 96, 44, 96, 96, 96]));

@@ -8,12 +8,12 @@ use super::attention::plan::AttentionPlan;
 pub use super::attention::tables::{PlacedTables, Tables};
 use super::attention::{AttentionBuffers, AttentionGrids, AttentionKernels};
 use super::bounds::Bounded;
+use super::buffer_allocator::{BufferAllocator, StepInput};
 use super::context::Context;
 use super::delta_net::states::StatePlan;
 use super::delta_net::{DeltaNetBuffers, DeltaNetKernels};
 use super::kernels::{INPUTS, Module};
 use super::memory::DevicePtr;
-use super::places::{Places, StepInput};
 use super::plan::Plan;
 use super::rank::Rank;
 use super::scratch::{Largest, OWN_INPUTS};
@@ -173,7 +173,7 @@ pub struct MixerBuffers {
 }
 
 impl MixerBuffers {
-    pub fn place(places: &mut Places<'_>, config: &ModelConfig, largest: Largest) -> Self {
+    pub fn place(places: &mut BufferAllocator<'_>, config: &ModelConfig, largest: Largest) -> Self {
         let net = config.delta_net.as_ref();
         let projected = attention::projected_width(config);
         let projected = projected.max(net.map_or(0, delta_net::projected_width));

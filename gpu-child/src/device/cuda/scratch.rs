@@ -1,12 +1,12 @@
 //! Activations and inputs of one step, allocated once for the largest batch.
 
+use super::buffer_allocator::{BufferAllocator, InputBuffer, StepInput};
 use super::context::Context;
 use super::expert_room::ExpertBuffers;
 use super::kernels::{DrawnTokens, Geometry, INPUTS, Kernel, Row, ScatterInputsArgs};
 use super::kv::PageGroups;
 use super::memory::{Arena, DevicePtr, Pinned, Purpose, Taken};
 use super::mixers::{MixerBuffers, outputs_width};
-use super::places::{InputBuffer, Places, StepInput};
 use super::plan::Plan;
 use super::step_queue::STEPS;
 use super::weights::{UNIT, units};
@@ -73,7 +73,7 @@ pub struct Buffers {
 
 impl Buffers {
     /// Buffers for batches of a model. In an arena of zeros, values after the rows of a batch are finite.
-    pub fn place(places: &mut Places<'_>, config: &ModelConfig, largest: Largest) -> Self {
+    pub fn place(places: &mut BufferAllocator<'_>, config: &ModelConfig, largest: Largest) -> Self {
         let (tokens, n_embd) = (largest.tokens, config.n_embd);
         // The dense feed-forward parts, or the shared expert in a mixture of experts.
         let shared = config.experts.and_then(|experts| experts.shared_n_ff);
@@ -117,8 +117,8 @@ fn head_rows(config: &ModelConfig, tokens: usize) -> usize {
 }
 
 /// Counts the bytes of all buffers.
-fn counted(config: &ModelConfig, largest: Largest) -> Places<'static> {
-    let mut places = Places::default();
+fn counted(config: &ModelConfig, largest: Largest) -> BufferAllocator<'static> {
+    let mut places = BufferAllocator::default();
     Buffers::place(&mut places, config, largest);
     places
 }
@@ -154,7 +154,7 @@ impl Scratch {
         Ok(Self {
             largest,
             head_rows: head_rows(config, largest.tokens),
-            buffers: Buffers::place(&mut Places::in_arena(&arena), config, largest),
+            buffers: Buffers::place(&mut BufferAllocator::in_arena(&arena), config, largest),
             arena,
             pinned: [pinned()?, pinned()?],
         })

@@ -220,7 +220,7 @@ mod tests {
             has_sinks: false,
             gates_attention: false,
             delta_net: None,
-            near_heads: None,
+            sliding_heads: None,
             normalizes_values: false,
             logit_cap: None,
             shared_kv_layers: 0,

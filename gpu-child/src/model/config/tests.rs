@@ -22,7 +22,7 @@ fn each_architecture_is_read() {
     for architecture in all.filter(|it| *it != Architecture::Gemma4) {
         let config = config(&tiny_model(architecture), None).unwrap();
         assert_eq!(config.architecture, architecture);
-        assert!(config.near_heads.is_none() && config.logit_cap.is_none());
+        assert!(config.sliding_heads.is_none() && config.logit_cap.is_none());
         let rope = config.rope;
         assert_eq!((config.n_embd, config.n_ff), (64, 96));
         assert_eq!(
@@ -239,8 +239,8 @@ fn the_windows_of_gemma3_have_a_rotation_of_their_own() {
     assert_eq!(ropes, [(1e6, 8.0), (1e4, 1.0)]);
     let layers = [0, 4, 5, 6, 10, 11];
     let windows = layers.map(|layer| read.positions.window_of(layer));
-    let near = Some(WINDOW as usize);
-    assert_eq!(windows, [near, near, None, near, near, None]);
+    let sliding = Some(WINDOW as usize);
+    assert_eq!(windows, [sliding, sliding, None, sliding, sliding, None]);
     let places = layers.map(|layer| read.rope_of(layer));
     assert_eq!(places, [1, 1, 0, 1, 1, 0].map(Some));
     assert_eq!(read.embedding_scale, 8.0);
@@ -250,7 +250,7 @@ fn the_windows_of_gemma3_have_a_rotation_of_their_own() {
     let own = every.meta("gemma3.rope.freq_base_swa", 500.0);
     let read = config(&own, None).unwrap();
     let windows = [0, 1, 2, 3].map(|layer| read.positions.window_of(layer));
-    assert_eq!(windows, [near, None, near, None]);
+    assert_eq!(windows, [sliding, None, sliding, None]);
     assert_eq!(read.ropes().last().unwrap().base, 500.0);
 
     let whole = file().without_meta("gemma3.attention.sliding_window");
@@ -269,11 +269,11 @@ fn gemma4_has_heads_of_two_kinds_and_two_rotations() {
         kv_count,
         dim,
     };
-    let (near, whole) = (heads(4, 4, 16), heads(4, 1, 32));
+    let (sliding, whole) = (heads(4, 4, 16), heads(4, 1, 32));
     let found = [0, 1, 2, 3, 4, 5].map(|layer| read.heads_of(layer));
-    assert_eq!(found, [near, near, whole, near, near, whole]);
+    assert_eq!(found, [sliding, sliding, whole, sliding, sliding, whole]);
     assert_eq!(
-        (near.kv_width(), whole.width(), whole.group()),
+        (sliding.kv_width(), whole.width(), whole.group()),
         (64, 128, 4)
     );
     let ropes: Vec<_> = read.ropes().collect();
@@ -510,8 +510,8 @@ fn windows_are_read_where_the_architecture_has_them() {
         .meta("gpt-oss.rope.freq_base_swa", 5e5);
     let read = config(&same, None).unwrap();
     let windows = [0, 1, 2].map(|layer| read.positions.window_of(layer));
-    let near = Some(WINDOW as usize);
-    assert_eq!(windows, [near, near, None]);
+    let sliding = Some(WINDOW as usize);
+    assert_eq!(windows, [sliding, sliding, None]);
     assert_eq!(read.ropes().count(), 1);
     // As in llama.cpp.
     let phi3 = tiny_model(Architecture::Phi3).meta("phi3.attention.sliding_window", 8_u32);

@@ -6,7 +6,7 @@ use crate::device::{PageId, SampleWork, SequenceWork, TO_BE_DRAWN};
 use crate::kv_pages::KvPages;
 use crate::scheduler::Limits;
 use crate::scheduler::drafts::{Allowance, accepted};
-use crate::scheduler::thoughts::Thoughts;
+use crate::scheduler::reasoning_budget::ReasoningBudget;
 use std::ops::Range;
 use worker_orcd_grammar::{GrammarError, Mask};
 use worker_orcd_ipc::{Drawn, TokenId};
@@ -62,8 +62,8 @@ impl Sequence {
             (Some(rules), false) => rules.mask(index),
             _ => self.constraint.allowed(drafts),
         };
-        match &self.thoughts {
-            Some(thoughts) => thoughts.allowed(held),
+        match &self.reasoning {
+            Some(reasoning) => reasoning.allowed(held),
             None => held,
         }
     }
@@ -297,7 +297,7 @@ impl Sequence {
             return;
         }
         // Masks of drafts are requested with the mask before them.
-        if self.constraint.is_grammar() && !self.constraint.has_news() {
+        if self.constraint.is_grammar() && !self.constraint.has_unsent() {
             return;
         }
         let drafts = self.drafter.drafts(&self.tokens, allowance);
@@ -320,7 +320,9 @@ impl Sequence {
 
     /// Number of next tokens that the reasoning budget leaves free.
     fn decided(&self) -> usize {
-        self.thoughts.as_ref().map_or(usize::MAX, Thoughts::decided)
+        self.reasoning
+            .as_ref()
+            .map_or(usize::MAX, ReasoningBudget::decided)
     }
 
     /// Removes drafts that are not in flight.
@@ -332,8 +334,8 @@ impl Sequence {
     }
 
     fn think(&mut self, token: TokenId, limits: &Limits) {
-        if let Some(thoughts) = &mut self.thoughts {
-            thoughts.learn(token, limits);
+        if let Some(reasoning) = &mut self.reasoning {
+            reasoning.learn(token, limits);
         }
     }
 }

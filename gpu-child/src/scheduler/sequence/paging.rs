@@ -1,7 +1,7 @@
 //! Pages of a sequence: allocation, reuse of cached prefixes, publication and sealing.
 
 use super::super::adoption::Contents;
-use super::super::page_table::{PageTable, Wanted};
+use super::super::page_table::{PageDemand, PageTable};
 use super::Sequence;
 use crate::device::PagePart;
 use crate::kv_pages::{ChainId, KvPages};
@@ -22,8 +22,8 @@ impl Sequence {
     }
 
     /// Demand for all its tokens, including the one before the next sample, and `ahead` next positions.
-    fn wanted(&self, ahead: usize) -> Wanted {
-        Wanted {
+    fn wanted(&self, ahead: usize) -> PageDemand {
+        PageDemand {
             tokens: self.tokens.len(),
             computed: self.computed,
             ahead,
@@ -142,7 +142,7 @@ impl Sequence {
 
     /// Computed and unreported contents, a multiple of `every` positions, from the first block that is not fully
     /// reported: the contents of each block's pages, by group, `None` for released pages.
-    pub(in crate::scheduler) fn untold(
+    pub(in crate::scheduler) fn unsent(
         &self,
         cache: &KvPages,
         every: u32,
@@ -175,7 +175,7 @@ impl Sequence {
         std::mem::take(&mut self.is_told_too_much)
     }
 
-    /// Marks this many blocks as reported, beginning with the first of [`untold`](Self::untold). Returns the index of
+    /// Marks this many blocks as reported, beginning with the first of [`unsent`](Self::unsent). Returns the index of
     /// that block.
     pub(in crate::scheduler) fn mark_reported(
         &mut self,
@@ -199,11 +199,11 @@ impl Sequence {
         while self.published < full {
             let start = self.published * page_tokens;
             let tokens = &self.tokens[start..start + page_tokens];
-            let (block, whole) = (self.published, geometry.groups.whole());
-            let keeps_near =
+            let (block, whole) = (self.published, geometry.groups.full());
+            let keeps_sliding =
                 geometry.is_checkpoint(block) || self.is_before_end_of_prompt(block, page_tokens);
             let pages = self.table.of_block(block, geometry).enumerate();
-            let pages = pages.map(|(group, page)| page.filter(|_| group < whole || keeps_near));
+            let pages = pages.map(|(group, page)| page.filter(|_| group < whole || keeps_sliding));
             let pages: Vec<_> = pages.collect();
             self.parent = Some(self.chain);
             self.chain = cache.publish(self.chain, tokens, &pages);

@@ -129,18 +129,18 @@ fn what_was_sealed_is_adopted_and_not_computed_again() {
         !sealed.is_multiple_of(PAGE_TOKENS),
         "the last page is not full"
     );
-    let mut heir = Bench::new(limits(), 32, true);
-    let intact = heir.take_over(rest(&first, &dead, pages), &dead.device);
+    let mut successor = Bench::new(limits(), 32, true);
+    let intact = successor.take_over(rest(&first, &dead, pages), &dead.device);
     assert_eq!(intact, pages.len());
-    let load = heir.scheduler.load();
+    let load = successor.scheduler.load();
     assert_eq!(load.counters.adopted_tokens, u64::from(sealed));
     assert_eq!(load.counters.changed_pages, 0);
     let tail = u64::from(PAGE_TOKENS);
     assert_eq!(load.kv_used_tokens, tail, "its own, while it waits");
-    heir.turn(100);
-    assert_eq!(heir.outcome(1).tokens.len(), 1, "the rest is one step");
-    heir.run();
-    let tokens = [&dead.outcome(1).tokens[..], &heir.outcome(1).tokens].concat();
+    successor.turn(100);
+    assert_eq!(successor.outcome(1).tokens.len(), 1, "the rest is one step");
+    successor.run();
+    let tokens = [&dead.outcome(1).tokens[..], &successor.outcome(1).tokens].concat();
     assert_eq!(tokens, expected.tokens);
 }
 
@@ -155,15 +155,18 @@ fn a_page_that_has_changed_ends_the_adoption_there_and_is_counted() {
     }
     let pages = &known[&first.request];
     dead.device.pages[pages[2].page as usize][0] = Some(TokenId(49));
-    let mut heir = Bench::new(limits(), 32, true);
-    assert_eq!(heir.take_over(rest(&first, &dead, pages), &dead.device), 2);
-    let load = heir.scheduler.load();
+    let mut successor = Bench::new(limits(), 32, true);
+    assert_eq!(
+        successor.take_over(rest(&first, &dead, pages), &dead.device),
+        2
+    );
+    let load = successor.scheduler.load();
     assert_eq!(
         (load.counters.adopted_tokens, load.counters.changed_pages),
         (8, 1)
     );
-    heir.run();
-    let tokens = [&dead.outcome(1).tokens[..], &heir.outcome(1).tokens].concat();
+    successor.run();
+    let tokens = [&dead.outcome(1).tokens[..], &successor.outcome(1).tokens].concat();
     assert_eq!(tokens, alone(&first, 32).tokens);
 }
 
@@ -171,7 +174,7 @@ fn a_page_that_has_changed_ends_the_adoption_there_and_is_counted() {
 fn a_page_that_was_copied_ahead_is_not_copied_again_and_may_change_at_its_origin() {
     let first = submission(1, &[1; 20], 30);
     let mut dead = Bench::new(limits(), 32, true);
-    let mut heir = Bench::new(limits(), 32, true);
+    let mut successor = Bench::new(limits(), 32, true);
     let mut known = BTreeMap::new();
     dead.submit(first.clone());
     for _ in 0..8 {
@@ -182,33 +185,37 @@ fn a_page_that_was_copied_ahead_is_not_copied_again_and_may_change_at_its_origin
     let origin = pages[2].page as usize;
     let contents = dead.device.pages[origin];
     dead.device.pages[origin] = [None; PAGE_TOKENS as usize];
-    heir.copy_ahead(pages, &dead.device);
+    successor.copy_ahead(pages, &dead.device);
     dead.device.pages[origin] = contents;
-    assert_eq!(heir.scheduler.load().kv_used_tokens, 0, "they are nobody's");
+    assert_eq!(
+        successor.scheduler.load().kv_used_tokens,
+        0,
+        "they are nobody's"
+    );
     for (at, page) in pages.split_last().expect("pages").1.iter().enumerate() {
         if at != 2 {
             dead.device.pages[page.page as usize] = [Some(TokenId(49)); PAGE_TOKENS as usize];
         }
     }
-    let copied = heir.take_over(rest(&first, &dead, pages), &dead.device);
+    let copied = successor.take_over(rest(&first, &dead, pages), &dead.device);
     assert_eq!(copied, 2, "that one, and the last");
     let sealed = pages.iter().map(|page| u64::from(page.tokens)).sum::<u64>();
-    let load = heir.scheduler.load();
+    let load = successor.scheduler.load();
     assert_eq!(
         (load.counters.adopted_tokens, load.counters.changed_pages),
         (sealed, 0)
     );
-    heir.scheduler.forget_ahead();
-    heir.run();
-    let tokens = [&dead.outcome(1).tokens[..], &heir.outcome(1).tokens].concat();
+    successor.scheduler.forget_ahead();
+    successor.run();
+    let tokens = [&dead.outcome(1).tokens[..], &successor.outcome(1).tokens].concat();
     assert_eq!(tokens, alone(&first, 32).tokens);
 }
 
 #[test]
 fn what_is_no_whole_page_of_this_cache_is_not_copied_ahead() {
-    let mut heir = Bench::new(limits(), 8, true);
+    let mut successor = Bench::new(limits(), 8, true);
     let mut room = |page, tokens| {
-        heir.scheduler.make_room_ahead(SealedPage {
+        successor.scheduler.make_room_ahead(SealedPage {
             page,
             tokens,
             checksum: 1,
@@ -220,7 +227,7 @@ fn what_is_no_whole_page_of_this_cache_is_not_copied_ahead() {
 }
 
 /// Takes over this many requests of other children, each with a partial page.
-fn take_over_with_tails(heir: &mut Bench, requests: u32, max_tokens: u32) {
+fn take_over_with_tails(successor: &mut Bench, requests: u32, max_tokens: u32) {
     for n in 0..requests {
         let request = submission(u64::from(n), &[n + 1; 5], max_tokens);
         let mut dead = Bench::new(limits(), 16, true);
@@ -234,10 +241,10 @@ fn take_over_with_tails(heir: &mut Bench, requests: u32, max_tokens: u32) {
             assert!(dead.turn_and_seal(&mut known));
         }
         let pages = &known[&request.request];
-        heir.take_over(rest(&request, &dead, pages), &dead.device);
+        successor.take_over(rest(&request, &dead, pages), &dead.device);
     }
     let tails = u64::from(requests * PAGE_TOKENS);
-    assert_eq!(heir.scheduler.load().kv_used_tokens, tails);
+    assert_eq!(successor.scheduler.load().kv_used_tokens, tails);
 }
 
 fn one_at_a_time(pages: u32) -> Bench {
@@ -248,27 +255,27 @@ fn one_at_a_time(pages: u32) -> Bench {
     Bench::new(limits, pages, true)
 }
 
-fn assert_all_get_to_the_end(mut heir: Bench) {
-    heir.run();
-    for outcome in heir.outcomes.values() {
+fn assert_all_get_to_the_end(mut successor: Bench) {
+    successor.run();
+    for outcome in successor.outcomes.values() {
         assert_eq!(outcome.reasons, [FinishReason::MaxTokens]);
     }
 }
 
 #[test]
 fn nobody_ends_for_want_of_a_page_that_another_waits_with() {
-    let mut heir = one_at_a_time(8);
-    take_over_with_tails(&mut heir, 4, 21);
-    assert_all_get_to_the_end(heir);
+    let mut successor = one_at_a_time(8);
+    take_over_with_tails(&mut successor, 4, 21);
+    assert_all_get_to_the_end(successor);
 }
 
 #[test]
 fn a_request_before_which_nobody_may_begin_gets_the_pages_that_others_wait_with() {
-    let mut heir = one_at_a_time(16);
-    heir.submit(submission(99, &[49; 61], 1));
-    heir.scheduler.waiting[0].passed_by = Some(room::PATIENCE);
-    take_over_with_tails(&mut heir, 12, 4);
-    assert_all_get_to_the_end(heir);
+    let mut successor = one_at_a_time(16);
+    successor.submit(submission(99, &[49; 61], 1));
+    successor.scheduler.waiting[0].passed_by = Some(room::PATIENCE);
+    take_over_with_tails(&mut successor, 12, 4);
+    assert_all_get_to_the_end(successor);
 }
 
 #[test]
@@ -280,13 +287,13 @@ fn a_request_that_ends_while_it_waits_leaves_no_page_behind() {
     for _ in 0..10 {
         dead.turn_and_seal(&mut known);
     }
-    let mut heir = Bench::new(limits(), 32, true);
+    let mut successor = Bench::new(limits(), 32, true);
     let mut refused = rest(&first, &dead, &known[&first.request]);
     Arc::make_mut(&mut refused.params).max_tokens = 1;
-    heir.take_over(refused, &dead.device);
-    heir.take_over(rest(&first, &dead, &known[&first.request]), &dead.device);
-    heir.scheduler.cancel(first.request);
-    heir.run();
+    successor.take_over(refused, &dead.device);
+    successor.take_over(rest(&first, &dead, &known[&first.request]), &dead.device);
+    successor.scheduler.cancel(first.request);
+    successor.run();
 }
 
 #[test]
@@ -351,11 +358,11 @@ proptest! {
         for request in &requests {
             dead.submit(request.clone());
         }
-        let mut heir = Bench::new(limits(), pages, true);
+        let mut successor = Bench::new(limits(), pages, true);
         for _ in 0..turns {
             dead.turn_and_seal(&mut known);
             for pages in known.values().filter(|_| copies_ahead) {
-                heir.copy_ahead(pages, &dead.device);
+                successor.copy_ahead(pages, &dead.device);
             }
         }
         for index in &changed {
@@ -370,15 +377,15 @@ proptest! {
             })
             .collect();
         for part in left.chunks(if at_once { usize::MAX } else { 1 }) {
-            heir.take_over_all(part.to_vec(), &dead.device);
+            successor.take_over_all(part.to_vec(), &dead.device);
         }
         if changed.is_empty() {
-            prop_assert_eq!(heir.scheduler.load().counters.changed_pages, 0, "nobody changed one");
+            prop_assert_eq!(successor.scheduler.load().counters.changed_pages, 0, "nobody changed one");
         }
-        heir.run();
+        successor.run();
         for request in &requests {
             let of = |bench: &Bench| bench.outcomes.get(&request.request).cloned().unwrap_or_default();
-            let (before, after) = (of(&dead), of(&heir));
+            let (before, after) = (of(&dead), of(&successor));
             let expected = alone(request, pages);
             let tokens = [&before.tokens[..], &after.tokens].concat();
             prop_assert_eq!(tokens, expected.tokens);

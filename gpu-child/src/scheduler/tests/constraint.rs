@@ -35,9 +35,9 @@ struct Coming {
 
 impl Play {
     pub(super) fn hear(&mut self, scheduler: &mut Scheduler) {
-        for wish in scheduler.take_wishes() {
-            let (ticket, most_forced, drafts) = match wish {
-                Wish::Begin {
+        for mask_request in scheduler.take_mask_requests() {
+            let (ticket, most_forced, drafts) = match mask_request {
+                MaskRequest::Begin {
                     ticket,
                     generated,
                     most_forced,
@@ -46,7 +46,7 @@ impl Play {
                     assert_eq!(self.matchers.insert(ticket, generated), None);
                     (ticket, most_forced, Vec::new())
                 }
-                Wish::Next {
+                MaskRequest::Next {
                     ticket,
                     tokens,
                     most_forced,
@@ -62,7 +62,7 @@ impl Play {
                     self.drafted.remove(&ticket);
                     (ticket, most_forced, drafts)
                 }
-                Wish::Forget { ticket } => {
+                MaskRequest::Forget { ticket } => {
                     self.matchers.remove(&ticket).expect("forgotten once");
                     self.drafted.remove(&ticket);
                     continue;

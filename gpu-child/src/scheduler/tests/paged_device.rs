@@ -79,11 +79,11 @@ impl PagedDevice {
 
     /// The tokens that layers of each group see from a position.
     pub fn seen_from(&mut self, pages: &[PageId], position: u32) -> Vec<TokenId> {
-        let KvGroups { whole, near } = self.geometry.groups;
+        let KvGroups { full, sliding } = self.geometry.groups;
         let mut seen = Vec::new();
         for group in 0..self.geometry.groups.count() {
-            let window = near.filter(|_| group >= whole as usize);
-            let from = window.map_or(0, |near| (position + 1).saturating_sub(near.window));
+            let window = sliding.filter(|_| group >= full as usize);
+            let from = window.map_or(0, |sliding| (position + 1).saturating_sub(sliding.window));
             for position in from..=position {
                 let token = *self.slot(pages, position, group);
                 seen.push(token.expect("the position was computed"));

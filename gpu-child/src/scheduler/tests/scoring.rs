@@ -1,7 +1,7 @@
 //! Prompts with log probabilities, beside prompts without.
 
 use super::*;
-use crate::logprobs::WantedPart;
+use crate::logprobs::PromptPart;
 use worker_orcd_ipc::{PromptLogprobs, Scored};
 
 impl PagedDevice {
@@ -9,7 +9,7 @@ impl PagedDevice {
     pub(super) fn scored(
         &mut self,
         work: &[SequenceWork<'_>],
-        wanted: Vec<WantedPart>,
+        wanted: Vec<PromptPart>,
     ) -> Vec<Scored> {
         let scored = wanted.into_iter().map(|part| {
             let rows = self.hidden(work, &[part.request]);

@@ -2,21 +2,21 @@
 
 use super::adoption::{has_ended, rest};
 use super::*;
-use crate::device::NearGroups;
+use crate::device::SlidingGroups;
 use worker_orcd_ipc::SealedPage;
 
 pub fn groups() -> impl Strategy<Value = KvGroups> {
     let checkpoints = proptest::option::of(1_u32..6);
-    let near = (1_u32..3, 1_u32..20, 1_u32..12, checkpoints);
-    let near = near.prop_map(|(count, window, ahead, checkpoints)| NearGroups {
+    let sliding = (1_u32..3, 1_u32..20, 1_u32..12, checkpoints);
+    let sliding = sliding.prop_map(|(count, window, ahead, checkpoints)| SlidingGroups {
         count,
         window,
         ahead,
         checkpoints,
     });
-    let some = (0_u32..3, near).prop_map(|(whole, near)| KvGroups {
-        whole,
-        near: Some(near),
+    let some = (0_u32..3, sliding).prop_map(|(full, sliding)| KvGroups {
+        full,
+        sliding: Some(sliding),
     });
     prop_oneof![Just(KvGroups::ONE), some]
 }
@@ -25,8 +25,8 @@ const WINDOW: u32 = 6;
 
 /// One full-attention group, and two with a window of six positions.
 const GROUPS: KvGroups = KvGroups {
-    whole: 1,
-    near: Some(NearGroups {
+    full: 1,
+    sliding: Some(SlidingGroups {
         count: 2,
         window: WINDOW,
         ahead: 8,
@@ -51,8 +51,8 @@ fn pages_behind_the_window_are_given_back_while_a_sequence_goes_on() {
                 .map_or(0, |it| it.tokens.len());
         let used = bench.scheduler.kv_used_bytes() / 100;
         // One page for each block of the first group; of the others the window, and a chunk.
-        let near = 2 * (1 + (WINDOW as usize + 8).div_ceil(4));
-        let wanted = tokens.div_ceil(4) + 1 + near;
+        let sliding = 2 * (1 + (WINDOW as usize + 8).div_ceil(4));
+        let wanted = tokens.div_ceil(4) + 1 + sliding;
         assert!(used as usize <= wanted, "{used} pages for {tokens} tokens");
         most = most.max(used);
     }
@@ -92,15 +92,15 @@ fn a_beginning_is_shared_as_far_as_its_last_window_is_there() {
 
 /// Like a recurrent state: a position reads its block and the one before, and few blocks are kept.
 fn groups_of_states(every: u32) -> KvGroups {
-    let near = NearGroups {
+    let sliding = SlidingGroups {
         count: 2,
         window: PAGE_TOKENS + 1,
         ahead: 8,
         checkpoints: Some(every),
     };
     KvGroups {
-        whole: 1,
-        near: Some(near),
+        full: 1,
+        sliding: Some(sliding),
     }
 }
 
@@ -126,7 +126,7 @@ fn the_states_at_the_ends_of_a_prompt_and_of_an_answer_are_found_by_the_next_tur
     other.extend([5; 9]);
     bench.submit(submission(3, &other, 2));
     bench.run();
-    assert_eq!(saved(&bench), 36 + 28, "the last whole block of the prompt");
+    assert_eq!(saved(&bench), 36 + 28, "the last full block of the prompt");
     let mut other = vec![3; 25];
     other.extend([6; 9]);
     bench.submit(submission(4, &other, 2));
@@ -171,17 +171,17 @@ fn what_windows_see_is_adopted_and_nothing_else_is_needed() {
         }
         let pages = &known[&first.request];
         let told: u32 = pages.iter().step_by(3).map(|page| page.tokens).sum();
-        let mut heir = bench(64);
-        heir.take_over(rest(&first, &dead, pages), &dead.device);
-        let load = heir.scheduler.load();
+        let mut successor = bench(64);
+        successor.take_over(rest(&first, &dead, pages), &dead.device);
+        let load = successor.scheduler.load();
         assert_eq!(
             (load.counters.adopted_tokens, load.counters.changed_pages),
             (u64::from(told), 0)
         );
-        heir.run();
+        successor.run();
         let before = dead.outcomes.get(&first.request);
         let before = before.map_or(&[][..], |outcome| &outcome.tokens);
-        let tokens = [before, &heir.outcome(1).tokens].concat();
+        let tokens = [before, &successor.outcome(1).tokens].concat();
         assert_eq!(tokens, expected.tokens, "{turns} turns");
     }
 }
@@ -195,15 +195,15 @@ fn whole_pages_alone_are_copied_ahead() {
     dead.submit(first.clone());
     while dead.turn_and_seal(&mut known) {
         let pages = &known[&first.request];
-        let mut heir = bench(64);
+        let mut successor = bench(64);
         let mut given_back = 0;
         for page in pages {
-            let copy = heir.scheduler.make_room_ahead(*page);
+            let copy = successor.scheduler.make_room_ahead(*page);
             assert_eq!(copy.is_some(), page.tokens == PAGE_TOKENS, "{page:?}");
             given_back += u32::from(*page == SealedPage::GIVEN_BACK);
             if let Some(copy) = copy {
-                let is_intact = heir.device.adopt(&copy, &dead.device);
-                heir.scheduler.keep_ahead(copy, is_intact);
+                let is_intact = successor.device.adopt(&copy, &dead.device);
+                successor.scheduler.keep_ahead(copy, is_intact);
             }
         }
         let tokens: u32 = pages.iter().step_by(3).map(|page| page.tokens).sum();
@@ -211,9 +211,9 @@ fn whole_pages_alone_are_copied_ahead() {
         if has_ended(&dead, first.request) {
             break;
         }
-        heir.take_over(rest(&first, &dead, pages), &dead.device);
+        successor.take_over(rest(&first, &dead, pages), &dead.device);
         assert_eq!(
-            heir.scheduler.load().counters.adopted_tokens,
+            successor.scheduler.load().counters.adopted_tokens,
             u64::from(tokens)
         );
     }

@@ -14,7 +14,7 @@
 //! the prompts is the scheduler's.
 
 use super::TARGET;
-use crate::scheduler::{Company, StepShape};
+use crate::scheduler::{StepDemand, StepShape};
 use std::time::Duration;
 
 /// One tile of rows on a device with tiles: fewer rows cost as much.
@@ -73,7 +73,7 @@ impl Beside {
     }
 
     /// Prompt tokens allowed in a step with decoding sequences.
-    pub(super) fn prompt_tokens(&mut self, company: Company) -> u32 {
+    pub(super) fn prompt_tokens(&mut self, company: StepDemand) -> u32 {
         let bare = self.bare.filter(|bare| !self.is_stale(bare, company));
         let Some(bare) = bare else {
             return 0;
@@ -90,7 +90,7 @@ impl Beside {
     }
 
     /// True if the next step must measure the decode time.
-    fn is_stale(&self, bare: &Bare, company: Company) -> bool {
+    fn is_stale(&self, bare: &Bare, company: StepDemand) -> bool {
         let most = match bare.is_like(company.decoding) {
             true => MIXED_PER_BARE,
             false => MIXED_PER_BARE_OF_OTHERS,
@@ -150,7 +150,7 @@ impl Bare {
     }
 
     /// Budget limited by the maximum wait of a cancellation.
-    fn budget(self, company: Company) -> Duration {
+    fn budget(self, company: StepDemand) -> Duration {
         let part = company.prompts as f64 / company.decoding as f64;
         let seconds = self.seconds * (1.0 + part.max(LEAST_PART));
         Duration::try_from_secs_f64(seconds)

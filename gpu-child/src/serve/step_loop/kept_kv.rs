@@ -31,10 +31,11 @@ impl StepLoop<'_> {
 
     /// Attaches the KV cache of another device's child. On failure its tokens are recomputed.
     pub(super) fn attach(&mut self, source: KvSource) {
-        let (Some(kv), Some(mailbox)) = (self.executor.kv_custody(), &self.mailbox) else {
+        let (Some(kv), Some(late_fd_socket)) = (self.executor.kv_transfer(), &self.late_fd_socket)
+        else {
             return;
         };
-        let memory = mailbox.take(FdKind::KvCache);
+        let memory = late_fd_socket.take(FdKind::KvCache);
         if self.adopts_from.contains(&source.child) {
             // A new supervisor repeats the introductions of its predecessor.
             return;
@@ -77,7 +78,7 @@ impl StepLoop<'_> {
         let copies: Vec<_> = adoptions.iter().flat_map(Adoption::copies).collect();
         let intact = self
             .executor
-            .kv_custody()
+            .kv_transfer()
             .map(|kv| kv.adopt(child, &copies));
         let mut intact = intact.transpose()?.into_iter().flatten();
         for (submission, adoption) in submissions.into_iter().zip(adoptions) {
@@ -100,7 +101,7 @@ impl StepLoop<'_> {
     /// Copies the next sealed page of the other child, while idle.
     pub(super) fn copy_ahead(&mut self) -> Result<(), Fault> {
         let next = self.ahead.pop_front().zip(self.copies_from);
-        let (Some((sealed, child)), Some(kv)) = (next, self.executor.kv_custody()) else {
+        let (Some((sealed, child)), Some(kv)) = (next, self.executor.kv_transfer()) else {
             return Ok(());
         };
         if !kv.has_room_ahead(child, PageId(sealed.page)) {
@@ -118,7 +119,7 @@ impl StepLoop<'_> {
 
     /// Requests checksums of computed pages. Returns the seals not reported yet.
     pub(super) fn seal(&mut self) -> Result<Vec<Sealing>, Fault> {
-        let Some(kv) = self.executor.kv_custody() else {
+        let Some(kv) = self.executor.kv_transfer() else {
             return Ok(Vec::new());
         };
         let every = kv.seal_every();
@@ -133,7 +134,7 @@ impl StepLoop<'_> {
         if self.copies_from.take_if(|it| *it == child).is_some() {
             self.scheduler.forget_ahead();
         }
-        if let Some(kv) = self.executor.kv_custody() {
+        if let Some(kv) = self.executor.kv_transfer() {
             kv.release(child);
         }
     }

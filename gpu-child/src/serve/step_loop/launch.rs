@@ -6,7 +6,7 @@ use super::{StepLoop, scheduler_fault, stop_trace};
 use crate::device::{Batch, NoTap, Tap};
 use crate::flight_recorder::{Watched, decodes, phase};
 use crate::grammars::Answer;
-use crate::logprobs::{PromptRows, WantedRows};
+use crate::logprobs::{LogprobRows, PromptRows};
 use crate::pooling::HiddenRows;
 use crate::scheduler::StepShape;
 use crate::trace::LogitsTrace;
@@ -32,7 +32,7 @@ pub(super) struct StepInFlight {
     requests: StepRequests,
     /// The sampling is not launched yet.
     pub is_open: bool,
-    wanted_rows: WantedRows,
+    wanted_rows: LogprobRows,
     /// Log probabilities of prompts from its rows.
     scored: Vec<Scored>,
 }
@@ -67,7 +67,7 @@ impl StepLoop<'_> {
                 .record(self.step, Moment::Prompt { end }, requests);
         }
         note(Moment::Phase(phase(&sequences)));
-        let wanted_rows = WantedRows::of(self.scheduler.logprobs_wanted());
+        let wanted_rows = LogprobRows::of(self.scheduler.logprobs_wanted());
         let mut hidden_rows = HiddenRows::of(self.scheduler.hidden_wanted());
         let mut prompt_rows = PromptRows::of(self.scheduler.prompt_rows_wanted());
         let is_wanted = hidden_rows.is_wanted() || prompt_rows.is_wanted();
@@ -237,8 +237,8 @@ impl StepLoop<'_> {
 
     /// Sends the scheduler's requests to the grammar threads.
     pub(super) fn ask_for_masks(&mut self) -> Result<(), Fault> {
-        let mut wishes = self.scheduler.take_wishes().into_iter();
-        let heard = wishes.try_for_each(|wish| self.grammars.hear(wish));
+        let mut mask_requests = self.scheduler.take_mask_requests().into_iter();
+        let heard = mask_requests.try_for_each(|mask_request| self.grammars.hear(mask_request));
         heard.map_err(|error| Fault::Io {
             message: format!("a thread cannot be started: {error}"),
         })

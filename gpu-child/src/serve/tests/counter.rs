@@ -2,8 +2,8 @@
 
 use super::VOCAB;
 use crate::device::{
-    Batch, Checkpoint, Executor, KvGeometry, KvGroups, SampleWork, SequenceWork, TO_BE_DRAWN, Tap,
-    Witness,
+    Batch, Checkpoint, Executor, KvGeometry, KvGroups, ProgressProbe, SampleWork, SequenceWork,
+    TO_BE_DRAWN, Tap,
 };
 use crate::serve::Loaded;
 use std::collections::VecDeque;
@@ -24,7 +24,7 @@ pub struct Counter {
     open: Vec<(RequestId, TokenId)>,
     /// Samples of the preceding step, and those not collected yet.
     drawn: Vec<Drawn>,
-    untold: VecDeque<Untold>,
+    unsent: VecDeque<Untold>,
     /// Number of steps that began while another one was in flight.
     begun_ahead: Arc<AtomicU32>,
     inspections: u32,
@@ -110,10 +110,10 @@ impl Executor for Counter {
         );
         let most = 1 + usize::from(self.is_ahead);
         assert!(
-            self.untold.len() < most,
+            self.unsent.len() < most,
             "more steps than it computes at a time"
         );
-        let is_ahead = u32::from(!self.untold.is_empty());
+        let is_ahead = u32::from(!self.unsent.is_empty());
         self.begun_ahead.fetch_add(is_ahead, Ordering::Relaxed);
         let drawn = |request| {
             let found = self.drawn.iter().find(|row| row.request == request);
@@ -153,12 +153,12 @@ impl Executor for Counter {
             .filter_map(|((request, token), sample)| Some(sample.as_ref()?.drawn(request, token)));
         self.drawn = drawn.collect();
         let drawn = self.drawn.clone();
-        self.untold.push_back(Untold { drawn, rows });
+        self.unsent.push_back(Untold { drawn, rows });
         Ok(())
     }
 
     fn finish(&mut self, tap: &mut dyn Tap) -> Result<Vec<Drawn>, Fault> {
-        let Untold { drawn, rows } = self.untold.pop_front().unwrap();
+        let Untold { drawn, rows } = self.unsent.pop_front().unwrap();
         show(rows.into_iter(), tap);
         Ok(drawn)
     }
@@ -187,7 +187,7 @@ impl Executor for Counter {
         }
     }
 
-    fn witness(&mut self) -> Option<Box<dyn Witness>> {
+    fn progress_probe(&mut self) -> Option<Box<dyn ProgressProbe>> {
         self.stands.map(|stands| Box::new(Stands(stands)) as _)
     }
 }
@@ -200,7 +200,7 @@ fn show(rows: impl Iterator<Item = (RequestId, Row)>, tap: &mut dyn Tap) {
 
 struct Stands(&'static str);
 
-impl Witness for Stands {
+impl ProgressProbe for Stands {
     fn account(&mut self) -> String {
         self.0.to_owned()
     }
@@ -269,7 +269,7 @@ impl Counter {
             is_ahead: false,
             open: vec![],
             drawn: vec![],
-            untold: VecDeque::new(),
+            unsent: VecDeque::new(),
             begun_ahead: Arc::default(),
             inspections: 0,
             spoilt: Spoilt::Never,
@@ -342,6 +342,6 @@ pub fn loaded_with(executor: Counter) -> Loaded {
         suppressed: Vec::new(),
         rank_head: None,
         adopts_from: None,
-        mailbox: None,
+        late_fd_socket: None,
     }
 }

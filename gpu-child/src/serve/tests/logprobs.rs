@@ -42,8 +42,8 @@ fn they_come_with_the_tokens_of_those_who_want_them_also_beside_steps_ahead() {
     for is_ahead in [false, true] {
         let counter = Counter::new(Duration::from_millis(1)).ahead(is_ahead);
         let mut supervisor = Supervisor::ready_with(move || loaded_with(counter));
-        let wishes = [(1, None), (2, Some(0)), (3, Some(3))];
-        for (request, logprobs) in wishes {
+        let mask_requests = [(1, None), (2, Some(0)), (3, Some(3))];
+        for (request, logprobs) in mask_requests {
             let submission = submission(request, logprobs);
             supervisor.send(&Command::Submit(Box::new(submission)));
             if request == 1 {
@@ -51,7 +51,7 @@ fn they_come_with_the_tokens_of_those_who_want_them_also_beside_steps_ahead() {
             }
         }
         let (mut ends, mut shared) = (0, false);
-        while ends < wishes.len() {
+        while ends < mask_requests.len() {
             let report = supervisor.step();
             ends += report.finished.len();
             let wanted = report.drawn.iter().filter(|it| it.request != RequestId(1));
@@ -59,7 +59,7 @@ fn they_come_with_the_tokens_of_those_who_want_them_also_beside_steps_ahead() {
             let told = report.logprobs.iter();
             let told: Vec<_> = told.map(|it| (it.request, it.index)).collect();
             assert_eq!(told, wanted, "{report:?}");
-            shared |= report.drawn.len() == wishes.len();
+            shared |= report.drawn.len() == mask_requests.len();
             for its in &report.logprobs {
                 let mut drawn = report.drawn.iter();
                 let drawn = drawn.find(|it| it.request == its.request).unwrap();

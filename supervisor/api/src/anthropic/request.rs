@@ -2,6 +2,7 @@
 
 use super::settings::{self, Settings};
 use super::{conversation, tools};
+use crate::answer_format::{AnswerRequest, Api, Form};
 use crate::error::ApiError;
 use crate::fields::{Fields, Names};
 use crate::json::Kind;
@@ -9,7 +10,6 @@ use crate::limits::RequestLimits;
 use crate::messages::begun;
 use crate::mistakes::Constraint;
 use crate::no_effect::{accept, names};
-use crate::presentation::{AnswerRequest, Api, Form};
 use crate::request::{GenerationRequest, Input, Reader};
 use crate::sampling::{self, MAX_STOP_CHARS, MAX_STOPS, ModelTerms, read_params, read_sampling};
 use crate::schema;

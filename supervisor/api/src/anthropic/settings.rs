@@ -39,7 +39,7 @@ pub(super) const HARMLESS: [NoEffect; 7] = [
             r#"{"edits": []}"#,
             r#"{"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}"#,
         ],
-        "may keep all thoughts, and do nothing else",
+        "may keep all reasoning, and do nothing else",
     ),
 ];
 

@@ -6,7 +6,7 @@ use crate::fields::{Fields, Names, inside};
 use crate::mistakes::{Constraint, Mistakes};
 use crate::no_effect::{NoEffect, accept, names, values};
 use crate::schema;
-use crate::tools::choice::{Choice, Wanted};
+use crate::tools::choice::{CallPolicy, Choice};
 use crate::tools::{Form, NAME_CHARS, Tool, Tools, read_functions, settle, why_not};
 use worker_orcd_text::tools::ChatTerms;
 
@@ -68,7 +68,7 @@ fn read_tool(mut fields: Fields<'_>) -> Result<Option<Tool>, Mistakes> {
     fields.finish().map(|()| tool)
 }
 
-fn read_choice(fields: &mut Fields<'_>, terms: &ChatTerms) -> Wanted {
+fn read_choice(fields: &mut Fields<'_>, terms: &ChatTerms) -> CallPolicy {
     let shape = || {
         let kinds: &[&str] = match why_not(terms) {
             Some(_) => &["auto", "none"],
@@ -78,7 +78,7 @@ fn read_choice(fields: &mut Fields<'_>, terms: &ChatTerms) -> Wanted {
         let is_single = schema::or_null(schema::boolean());
         schema::closed_object([kind, ("disable_parallel_tool_use", is_single)], &["type"])
     };
-    let mut wanted = Wanted::FREE;
+    let mut wanted = CallPolicy::FREE;
     let Some(given) = fields.given("tool_choice", shape) else {
         return wanted;
     };
@@ -89,7 +89,7 @@ fn read_choice(fields: &mut Fields<'_>, terms: &ChatTerms) -> Wanted {
     wanted
 }
 
-fn read_choice_object(fields: &mut Fields<'_>) -> Wanted {
+fn read_choice_object(fields: &mut Fields<'_>) -> CallPolicy {
     let kinds = ["auto", "none", "any", "tool"].map(|kind| (kind, kind));
     let kind = fields.must("type", |it, name| it.word(name, &kinds));
     let name = fields.text("name", &NAME_CHARS);
@@ -109,7 +109,7 @@ fn read_choice_object(fields: &mut Fields<'_>) -> Wanted {
         (Some("tool"), Some(name)) => Choice::Named(name),
         _ => Choice::Auto,
     };
-    Wanted {
+    CallPolicy {
         choice,
         is_parallel: !is_single,
     }

@@ -1,6 +1,7 @@
 //! Fields of `/api/chat` and `/api/generate`.
 
 use super::{Kind, options};
+use crate::answer_format::{AnswerRequest, Api, Form};
 use crate::effort;
 use crate::error::ApiError;
 use crate::fields::{Fields, Names};
@@ -9,7 +10,6 @@ use crate::limits::RequestLimits;
 use crate::messages::{begun, length, read_messages};
 use crate::mistakes::Constraint;
 use crate::openai::tools;
-use crate::presentation::{AnswerRequest, Api, Form};
 use crate::request::{GenerationRequest, Input, Reader};
 use crate::sampling::ModelTerms;
 use crate::schema;

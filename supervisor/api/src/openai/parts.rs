@@ -143,11 +143,11 @@ mod tests {
     use super::*;
     use crate::call_ids::CallIds;
     use serde_json::{Value, json};
-    use worker_orcd_text::tools::{Parameters, Syntax, Thoughts};
+    use worker_orcd_text::tools::{Parameters, ReasoningFormat, Syntax};
 
     const PARSING: Parsing = Parsing {
         calls: Some(Syntax::Hermes),
-        thinking: Some(Thoughts::Tagged),
+        thinking: Some(ReasoningFormat::Tagged),
         parameters: Parameters::NONE,
     };
 
@@ -230,7 +230,7 @@ mod tests {
     #[test]
     fn a_delta_has_text_and_reasoning_in_the_order_of_the_answer() {
         let written = |text: &str| {
-            let thinking = Some(Thoughts::Channels);
+            let thinking = Some(ReasoningFormat::Channels);
             let calls = Some(Syntax::Harmony);
             let parsing = Parsing {
                 calls,

@@ -1,6 +1,7 @@
 //! Request fields of the OpenAI API, parsed to a request of the worker.
 
 use super::{Kind, harmless, logprobs, prediction, template_settings, token_rules, tools};
+use crate::answer_format::{AnswerRequest, Api, Form, OpenAiOptions};
 use crate::choices::{MAX_N, MAX_PROMPTS, More};
 use crate::effort;
 use crate::error::ApiError;
@@ -10,7 +11,6 @@ use crate::limits::RequestLimits;
 use crate::messages::{begun, read_messages};
 use crate::mistakes::{Constraint, Mistakes};
 use crate::no_effect;
-use crate::presentation::{AnswerRequest, Api, Form, OpenAiOptions};
 use crate::request::{GenerationRequest, Input, Reader};
 use crate::sampling::{self, ModelTerms, read_params, read_sampling, read_stop};
 use crate::schema;

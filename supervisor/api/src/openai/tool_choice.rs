@@ -5,7 +5,7 @@ use crate::json::Json;
 use crate::mistakes::Mistakes;
 use crate::schema::{self, Shape};
 use crate::tools::MAX_TOOLS;
-use crate::tools::choice::{self, ALLOWED_TOOLS, Choice, FIELD, Wanted, read_allowed};
+use crate::tools::choice::{self, ALLOWED_TOOLS, CallPolicy, Choice, FIELD, read_allowed};
 
 pub(super) const PARALLEL: &str = "parallel_tool_calls";
 
@@ -15,7 +15,7 @@ const CHOSEN: Names = &[&["type", ALLOWED_TOOLS]];
 const ALLOWED: Names = &[&["mode", "tools"]];
 
 /// `has_tools`: this model can have tools.
-pub(super) fn read(fields: &mut Fields<'_>, has_tools: bool) -> Wanted {
+pub(super) fn read(fields: &mut Fields<'_>, has_tools: bool) -> CallPolicy {
     fields.describe(FIELD, || match has_tools {
         true => {
             let words = schema::values(["none", "auto", "required"]);
@@ -23,7 +23,7 @@ pub(super) fn read(fields: &mut Fields<'_>, has_tools: bool) -> Wanted {
         }
         false => schema::values(["none", "auto"]),
     });
-    Wanted {
+    CallPolicy {
         choice: choice::read(fields, read_named, read_chosen),
         is_parallel: fields.boolean(PARALLEL).unwrap_or(true),
     }

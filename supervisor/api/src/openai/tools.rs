@@ -32,7 +32,7 @@ pub(super) fn read(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms)
 /// Reads `tools` of an API without a choice among them: the model may call each, any number of times.
 pub(crate) fn read_free(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms) -> Tools {
     let list = read_functions(fields, &FORM, max_chars, terms);
-    settle(fields, list, choice::Wanted::FREE, "")
+    settle(fields, list, choice::CallPolicy::FREE, "")
 }
 
 fn read_tool(mut fields: Fields<'_>) -> Result<Option<Tool>, Mistakes> {

@@ -4,8 +4,8 @@
 //! they are part of the prompt, and the record of an answer keeps only its tokens.
 
 use super::output::Item;
+use crate::answer_format::Echo;
 use crate::openai::logprobs::{ChatToken, Column};
-use crate::presentation::Echo;
 use crate::string_enums;
 use crate::timeline::Kind;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};

@@ -2,12 +2,12 @@
 
 use super::settings::{self, Reasoning};
 use super::{ID_PREFIX, input, tools};
+use crate::answer_format::{AnswerRequest, Api, Echo, Form};
 use crate::effort;
 use crate::error::ApiError;
 use crate::fields::{Fields, Names};
 use crate::limits::RequestLimits;
 use crate::no_effect::names;
-use crate::presentation::{AnswerRequest, Api, Echo, Form};
 use crate::request::{Chat, GenerationRequest, Input, Reader};
 use crate::sampling::{self, ModelTerms, read_params, read_sampling, read_stop};
 use crate::structure::{TEXT_FORMAT, formats};

@@ -102,7 +102,7 @@ pub(super) fn read_reasoning(fields: &mut Fields<'_>) -> Reasoning {
     let effort = nested(fields, "reasoning", REASONING, |mut inside| {
         let effort = inside.word("effort", effort::EFFORTS);
         inside.word("summary", SUMMARIES);
-        let rule = "may be auto only: which thoughts the model sees is the chat template's choice";
+        let rule = "may be auto only: which reasoning the model sees is the chat template's choice";
         let context = values("context", &["\"auto\""], rule);
         let mode = values("mode", &["\"standard\""], "may be standard only");
         accept(&mut inside, &[context, mode]);

@@ -10,7 +10,7 @@ use crate::mistakes::Mistakes;
 use crate::no_effect::{FUNCTION_TYPE, accept};
 use crate::schema::{self, Shape};
 use crate::structure::Asked;
-use crate::tools::choice::{self, ALLOWED_TOOLS, Choice, FIELD, Wanted, read_allowed};
+use crate::tools::choice::{self, ALLOWED_TOOLS, CallPolicy, Choice, FIELD, read_allowed};
 use crate::tools::{self, CACHE_CONTROL, Form, MAX_TOOLS, Tool, read_list, settle, why_not};
 use serde_json::{Value, json};
 use worker_orcd_text::Structure;
@@ -57,7 +57,7 @@ pub(super) fn read(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms)
     let are_parallel = fields.boolean(PARALLEL).unwrap_or(true);
     let given = fields.peek(FIELD);
     let list = read_list(fields, &FORM, max_chars, terms);
-    let wanted = Wanted {
+    let wanted = CallPolicy {
         choice: choice::read(fields, read_named, read_allowed_choice),
         is_parallel: true,
     };

@@ -29,13 +29,13 @@ pub(crate) enum Choice {
 
 /// Tool choice of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Wanted {
+pub(crate) struct CallPolicy {
     pub choice: Choice,
     /// Several calls in one answer are allowed.
     pub is_parallel: bool,
 }
 
-impl Wanted {
+impl CallPolicy {
     /// Any number of calls, or none.
     pub(crate) const FREE: Self = Self {
         choice: Choice::Auto,
@@ -115,7 +115,7 @@ pub(crate) fn read_allowed(
 /// `parallel`: the API's name of the field that forbids several calls.
 pub(crate) fn settle(
     fields: &mut Fields<'_>,
-    wanted: &Wanted,
+    wanted: &CallPolicy,
     functions: Option<Vec<Function>>,
     has_none: bool,
     parallel: &'static str,

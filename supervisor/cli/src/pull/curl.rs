@@ -5,7 +5,7 @@
 //! leaves behind. curl reads it from standard input, which is in memory. curl sends the header to no other host after a
 //! redirect.
 
-use super::errand::{Output, Transfer};
+use super::download::{Output, Transfer};
 use crate::model_name::hub_home;
 use anyhow::{Context as _, Result, ensure};
 use rustix::fs::{MemfdFlags, memfd_create};

@@ -6,8 +6,8 @@
 //! ```
 
 use super::curl::Curl;
-use super::errand::{Errand, Transfer};
-use super::promise::Promise;
+use super::download::{Download, Transfer};
+use super::expected_file::ExpectedFile;
 use crate::model_name::{Choice, chosen, is_gguf_path};
 use anyhow::{Context, Error, Result, bail, ensure};
 use serde::Deserialize;
@@ -52,7 +52,7 @@ impl Hub {
         repository: &str,
         choice: Choice<'_>,
         directory: &Path,
-        errand: &Errand,
+        download: &Download,
     ) -> Result<PathBuf> {
         let file = match choice {
             // Mirrors may have no listing.
@@ -68,8 +68,8 @@ impl Hub {
         fs::create_dir_all(folder)
             .with_context(|| format!("{} cannot be made", folder.display()))?;
         match model_parts(Path::new(&file)).as_slice() {
-            [_] => self.pull_file(repository, &file, &target, errand)?,
-            parts => self.pull_parts(repository, parts, &target, errand)?,
+            [_] => self.pull_file(repository, &file, &target, download)?,
+            parts => self.pull_parts(repository, parts, &target, download)?,
         }
         Ok(target)
     }
@@ -79,15 +79,15 @@ impl Hub {
         repository: &str,
         file: &str,
         target: &Path,
-        errand: &Errand,
+        download: &Download,
     ) -> Result<()> {
-        let promise = self.look(repository, file)?;
-        if promise.is_kept(target, errand)? {
+        let expected = self.look(repository, file)?;
+        if expected.is_kept(target, download)? {
             return Ok(());
         }
-        let partial = promise.partial(target);
-        promise.transfer(&self.curl, &partial, errand)?;
-        errand.install(&partial, target)
+        let partial = expected.partial(target);
+        expected.transfer(&self.curl, &partial, download)?;
+        download.install(&partial, target)
     }
 
     /// Downloads the files of a model in several parts. They stay in a hidden folder until all are complete and
@@ -97,14 +97,14 @@ impl Hub {
         repository: &str,
         files: &[PathBuf],
         target: &Path,
-        errand: &Errand,
+        download: &Download,
     ) -> Result<()> {
         let targets = model_parts(target);
         let look = |file: &PathBuf| self.look(repository, &file.to_string_lossy());
         let promises: Vec<_> = files.iter().map(look).collect::<Result<_>>()?;
         let both = || promises.iter().zip(&targets);
         let kept: Vec<_> = both()
-            .map(|(promise, target)| promise.is_kept(target, errand))
+            .map(|(expected, target)| expected.is_kept(target, download))
             .collect::<Result<_>>()?;
         if kept.iter().all(|is_kept| *is_kept) {
             return Ok(());
@@ -116,16 +116,16 @@ impl Hub {
             .iter()
             .map(|target| work.join(target.file_name().unwrap_or_default()))
             .collect();
-        for (((promise, target), staged), is_kept) in both().zip(&staged).zip(kept) {
+        for (((expected, target), staged), is_kept) in both().zip(&staged).zip(kept) {
             if is_kept {
                 fs::rename(target, staged)?;
-            } else if !staged.exists() || errand.digest(staged)? != promise.sha256 {
-                let partial = promise.partial(staged);
-                promise.transfer(&self.curl, &partial, errand)?;
+            } else if !staged.exists() || download.digest(staged)? != expected.sha256 {
+                let partial = expected.partial(staged);
+                expected.transfer(&self.curl, &partial, download)?;
                 fs::rename(&partial, staged)?;
             }
         }
-        errand.check(&staged[0])?;
+        download.check(&staged[0])?;
         for (staged, target) in staged.iter().zip(&targets).rev() {
             fs::rename(staged, target)?;
         }
@@ -153,7 +153,7 @@ impl Hub {
     }
 
     /// Commit, size and SHA-256 of a file, from the headers of its URL, or from the hub's API if a mirror omits them.
-    fn look(&self, repository: &str, file: &str) -> Result<Promise> {
+    fn look(&self, repository: &str, file: &str) -> Result<ExpectedFile> {
         let url = self.address(repository, BRANCH, file);
         let mut answer = Headers::of(&self.curl, &url)?;
         ensure!(answer.status < 400, "{url}: {}", answer.complaint());
@@ -178,7 +178,7 @@ impl Hub {
             (Some(bytes), Some(sha256)) => (bytes, sha256),
             _ => self.listed(repository, revision, file)?,
         };
-        Ok(Promise {
+        Ok(ExpectedFile {
             url: self.address(repository, revision, file),
             bytes,
             sha256,

@@ -45,7 +45,7 @@ impl FlightRecorder {
     }
 
     /// Descriptor for [`resume`](Self::resume).
-    pub(crate) fn leave(self) -> OwnedFd {
+    pub(crate) fn hand_over(self) -> OwnedFd {
         self.memory.into()
     }
 

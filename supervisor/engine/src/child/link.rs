@@ -98,7 +98,7 @@ impl Link {
     }
 
     /// Socket, and bytes read from it that are no complete frame yet. `None` while commands are unwritten.
-    pub(crate) fn leave(&self) -> Option<(OwnedFd, &[u8])> {
+    pub(crate) fn hand_over(&self) -> Option<(OwnedFd, &[u8])> {
         let socket = socket(&self.stream).as_fd().try_clone_to_owned();
         let is_quiet = self.outgoing.is_empty();
         Some((socket.ok().filter(|_| is_quiet)?, self.reader.rest()))

@@ -1,7 +1,7 @@
 //! Control socket of a child, in a directory that only this user can enter. It accepts one connection, from the spawned
 //! process.
 
-use crate::child::custody::Custody;
+use crate::child::fd_socket::FdSocket;
 use crate::child::leftovers;
 use interprocess::local_socket::tokio::{Listener, Stream};
 use interprocess::local_socket::traits::StreamCommon as _;
@@ -96,8 +96,8 @@ impl PrivateDir {
     ///
     /// # Errors
     /// As [`open_door`](Self::open_door).
-    pub(crate) fn open_custody(&self, generation: Generation) -> io::Result<Custody> {
-        Custody::open(self.dir.path().join(format!("{generation}.fds")))
+    pub(crate) fn open_fd_socket(&self, generation: Generation) -> io::Result<FdSocket> {
+        FdSocket::open(self.dir.path().join(format!("{generation}.fds")))
     }
 
     /// Listens for the child of this generation.

@@ -23,7 +23,7 @@ pub(crate) struct SpawnOrder {
     pub program: PathBuf,
     pub socket: PathBuf,
     /// Path of the descriptor socket, if it could be created.
-    pub custody: Option<PathBuf>,
+    pub fd_socket: Option<PathBuf>,
     /// Permissions as arguments ([`confinement`](super::confinement)).
     pub allowed: Vec<OsString>,
     /// Flight recorder, if it could be created. It becomes the child's descriptor 0.
@@ -134,8 +134,8 @@ fn make(order: SpawnOrder) {
 
 fn spawn(order: SpawnOrder) -> io::Result<StdChild> {
     let mut command = Command::new(&order.program);
-    if let Some(custody) = &order.custody {
-        command.arg("--custody").arg(custody);
+    if let Some(fd_socket) = &order.fd_socket {
+        command.arg("--fd-socket").arg(fd_socket);
     }
     command
         .arg("--socket")

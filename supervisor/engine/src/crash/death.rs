@@ -27,7 +27,7 @@ pub struct Death {
     pub(crate) state: Option<&'static str>,
     pub(crate) killed_by_supervisor: bool,
     pub(crate) reaped: Option<(Instant, Exit)>,
-    pub burial: Option<Burial>,
+    pub reaping: Option<Reaping>,
     /// Time since which the requests that continued before the reaping had no token. `None`: there were none.
     pub(crate) released: Option<Instant>,
     /// GPU evidence. `None` without a GPU.
@@ -45,7 +45,7 @@ pub struct Bed {
 
 /// Facts that are known with the cause.
 #[derive(Debug, Clone)]
-pub struct Burial {
+pub struct Reaping {
     pub(crate) at: Now,
     pub cause: DeathCause,
     /// The dead child. `None`: the spawn failed.
@@ -110,7 +110,7 @@ impl Death {
             state: None,
             killed_by_supervisor: false,
             reaped: None,
-            burial: None,
+            reaping: None,
             released: None,
             gpu: None,
             successor: Successor::default(),
@@ -120,20 +120,20 @@ impl Death {
     /// True while no child has served in this seat since.
     #[must_use]
     pub(crate) fn is_unrecovered(&self) -> bool {
-        self.burial.is_some() && self.successor.ready_at.is_none()
+        self.reaping.is_some() && self.successor.ready_at.is_none()
     }
 
     /// True if a child serves again and a waiting request has no token yet.
     #[must_use]
     pub(super) fn awaits_token(&self) -> bool {
-        let waits = |burial: &Burial| burial.pause.silent_since.is_some();
+        let waits = |reaping: &Reaping| reaping.pause.silent_since.is_some();
         self.successor.ready_at.is_some()
             && self.successor.first_token_at.is_none()
-            && (self.released.is_some() || self.burial.as_ref().is_some_and(waits))
+            && (self.released.is_some() || self.reaping.as_ref().is_some_and(waits))
     }
 }
 
-impl Burial {
+impl Reaping {
     /// Report id of the death.
     #[must_use]
     pub fn report_id(&self, death: &Death) -> String {

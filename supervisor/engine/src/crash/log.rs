@@ -1,7 +1,7 @@
 //! Recent deaths. Several children may die at once, so each sign carries a generation, and progress of a new child is
 //! recorded in the deaths of its seat.
 
-use crate::crash::death::{Bed, Burial, Death};
+use crate::crash::death::{Bed, Death, Reaping};
 use crate::crash::gpu::GpuEvidence;
 use crate::crash::report::Report;
 use crate::crash::store::CrashStore;
@@ -50,8 +50,8 @@ impl CrashLog {
 
     /// Death with the latest reaping.
     pub(crate) fn last(&self) -> Option<&Arc<Death>> {
-        let buried = self.deaths.iter().filter(|death| death.burial.is_some());
-        buried.max_by_key(|death| death.burial.as_ref().map(|burial| burial.at.instant))
+        let reaped = self.deaths.iter().filter(|death| death.reaping.is_some());
+        reaped.max_by_key(|death| death.reaping.as_ref().map(|reaping| reaping.at.instant))
     }
 
     // === death of a child ===
@@ -98,24 +98,24 @@ impl CrashLog {
     }
 
     /// Records the reaping with its cause and all facts known without the GPU monitor.
-    pub(crate) fn buried(
+    pub(crate) fn reaped(
         &mut self,
         seat: SeatId,
         generation: Generation,
-        mut burial: Burial,
-        examine: impl FnOnce(&Death, &Burial) -> Option<GpuEvidence>,
+        mut reaping: Reaping,
+        examine: impl FnOnce(&Death, &Reaping) -> Option<GpuEvidence>,
     ) {
-        if burial.cause == DeathCause::Dismissed {
+        if reaping.cause == DeathCause::Dismissed {
             return self.deaths.retain(|death| death.generation != generation);
         }
         let mut of_seat = self.deaths.iter().filter(|death| death.seat == seat);
         let unrecovered = of_seat.find(|death| death.is_unrecovered());
-        if let Some(first) = unrecovered.and_then(|death| death.burial.as_ref()) {
-            burial.pause = first.pause;
+        if let Some(first) = unrecovered.and_then(|death| death.reaping.as_ref()) {
+            reaping.pause = first.pause;
         }
-        let death = self.of(seat, generation, burial.at.instant);
-        death.gpu = examine(death, &burial);
-        death.burial = Some(burial);
+        let death = self.of(seat, generation, reaping.at.instant);
+        death.gpu = examine(death, &reaping);
+        death.reaping = Some(reaping);
         self.reported += 1;
         self.update(generation, |_| {});
     }
@@ -128,7 +128,7 @@ impl CrashLog {
     ) -> Option<&Death> {
         let is_it = |death: &&mut Arc<Death>| death.generation == generation;
         let death = self.deaths.iter_mut().find(is_it)?;
-        death.burial.as_ref()?;
+        death.reaping.as_ref()?;
         change(Arc::make_mut(death));
         keep(&self.store, death);
         Some(death)
@@ -155,10 +155,10 @@ impl CrashLog {
     // === successor ===
 
     /// Moves the open deaths of a seat to the seat that takes over its requests.
-    pub(crate) fn inherit(&mut self, of: SeatId, heir: SeatId) {
+    pub(crate) fn inherit(&mut self, of: SeatId, successor: SeatId) {
         for death in &mut self.deaths {
             if death.seat == of && death.successor.ready_at.is_none() {
-                Arc::make_mut(death).seat = heir;
+                Arc::make_mut(death).seat = successor;
             }
         }
     }
@@ -181,8 +181,8 @@ impl CrashLog {
         let mut pause = None;
         for death in self.unrecovered(seat) {
             death.successor.ready_at = Some(now);
-            let burial = death.burial.as_ref();
-            pause = burial.and_then(|burial| burial.pause(&death.successor));
+            let reaping = death.reaping.as_ref();
+            pause = reaping.and_then(|reaping| reaping.pause(&death.successor));
             keep(&store, death);
         }
         pause
@@ -213,8 +213,8 @@ impl CrashLog {
 }
 
 fn keep(store: &CrashStore, death: &Death) {
-    if let Some(burial) = &death.burial {
-        store.keep(Report::of(death, burial));
+    if let Some(reaping) = &death.reaping {
+        store.keep(Report::of(death, reaping));
     }
 }
 

@@ -1,6 +1,6 @@
 //! Crash report: ids and lengths, without any text of a request.
 
-use crate::crash::death::{Bed, Burial, Death, Deceased, Successor};
+use crate::crash::death::{Bed, Death, Deceased, Reaping, Successor};
 use crate::crash::gpu::GpuFacts;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -164,7 +164,7 @@ impl InFlight {
 }
 
 impl Timeline {
-    fn of(death: &Death, burial: &Burial) -> Self {
+    fn of(death: &Death, reaping: &Reaping) -> Self {
         let after = |moment| milliseconds_between(death.noticed_at, moment);
         let Successor {
             respawned_at,
@@ -172,9 +172,9 @@ impl Timeline {
             first_token_at,
             ..
         } = death.successor;
-        let waited = burial.requests.count > 0;
+        let waited = reaping.requests.count > 0;
         Self {
-            last_sign_of_life_ms: burial.last_sign_of_life.map(after),
+            last_sign_of_life_ms: reaping.last_sign_of_life.map(after),
             noticed_ms: 0.0,
             reaped_ms: death.reaped.map(|(at, _)| after(at)),
             respawned_ms: respawned_at.map(after),
@@ -195,9 +195,9 @@ impl DeviceFacts {
 }
 
 impl ChildFacts {
-    fn of(death: &Death, burial: &Burial) -> Self {
-        let child = burial.child.as_ref();
-        let age = |child: &Deceased| burial.at.instant.duration_since(child.spawned_at);
+    fn of(death: &Death, reaping: &Reaping) -> Self {
+        let child = reaping.child.as_ref();
+        let age = |child: &Deceased| reaping.at.instant.duration_since(child.spawned_at);
         Self {
             generation: death.generation.0,
             pid: child.map(|child| child.pid),
@@ -212,31 +212,31 @@ impl ChildFacts {
 impl Report {
     /// Report from the facts known so far.
     #[must_use]
-    pub(crate) fn of(death: &Death, burial: &Burial) -> Self {
+    pub(crate) fn of(death: &Death, reaping: &Reaping) -> Self {
         let exit = death.reaped.map(|(_, exit)| exit);
-        let before = burial.child.as_ref().and_then(|child| child.memory);
+        let before = reaping.child.as_ref().and_then(|child| child.memory);
         Self {
-            id: burial.report_id(death),
-            at: rfc3339(burial.wall_time_of(death.noticed_at)),
+            id: reaping.report_id(death),
+            at: rfc3339(reaping.wall_time_of(death.noticed_at)),
             worker: WorkerFacts {
                 pid: std::process::id(),
                 version: env!("CARGO_PKG_VERSION"),
             },
-            cause: Cause::new(&burial.cause, exit, death.killed_by_supervisor),
+            cause: Cause::new(&reaping.cause, exit, death.killed_by_supervisor),
             device: DeviceFacts::of(death.device),
-            child: ChildFacts::of(death, burial),
-            timeline: Timeline::of(death, burial),
-            requests: burial.requests.clone(),
+            child: ChildFacts::of(death, reaping),
+            timeline: Timeline::of(death, reaping),
+            requests: reaping.requests.clone(),
             memory: Memory {
                 before: before.as_ref().map(memory),
-                host_available_bytes: burial.host_available_bytes,
+                host_available_bytes: reaping.host_available_bytes,
                 after: death.successor.memory.as_ref().map(memory),
             },
             gpu: death
                 .gpu
                 .as_ref()
                 .map(|evidence| GpuFacts::new(evidence, death.noticed_at)),
-            flight_recorder: burial.flight_recorder.clone(),
+            flight_recorder: reaping.flight_recorder.clone(),
         }
     }
 

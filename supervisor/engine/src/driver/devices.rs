@@ -3,12 +3,12 @@
 
 use super::Driver;
 use crate::child::spawn::{Spawned, is_permanent, is_want_of_descriptors};
-use crate::driver::chronicle::Chronicle;
-use crate::driver::news::News;
+use crate::driver::observer::Observer;
 use crate::driver::seat::Seat;
+use crate::driver::snapshot_builder::SnapshotBuilder;
 use crate::engine::control::Answer;
 use crate::engine::{EngineSettings, LoadedModel};
-use crate::estate::living::LivingChild;
+use crate::handoff::living::LivingChild;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use tracing::{error, info, warn};
 use worker_orcd_ipc::{Command, FdKind, Generation, KvReaders, LoadOrder, Role};
 use worker_orcd_lifecycle::{ChildEvent, DeathCause, DeviceId, Event, OutOfServiceReason, SeatId};
 use worker_orcd_requests::error_code::ErrorCode;
-use worker_orcd_requests::{Failure, Kin, ServedBy};
+use worker_orcd_requests::{DeterminismClass, Failure, ServedBy};
 
 /// Name in `/health` of a child that cannot be spawned for lack of descriptors.
 const CHILD_SOCKET: &str = "child_socket";
@@ -62,11 +62,11 @@ impl Driver {
     /// Adopts the device's child of another supervisor, if there is one. Otherwise orders a new process.
     pub(super) fn spawn(&mut self, seat: SeatId, generation: Generation) {
         let now = self.now;
-        let event = match self.heritage.take_child(seat.device()) {
+        let event = match self.handoff_state.take_child(seat.device()) {
             Some(living) => self.take_over(seat, living),
             None => {
-                let (settings, news) = (&self.settings, &mut self.chronicle.news);
-                order(now, &mut self.seats[seat], generation, settings, news)
+                let (settings, snapshots) = (&self.settings, &mut self.observer.snapshots);
+                order(now, &mut self.seats[seat], generation, settings, snapshots)
             }
         };
         if let Some(event) = event {
@@ -78,13 +78,19 @@ impl Driver {
         let generation = living.note.generation;
         match self.seats[seat].resume(living, self.now) {
             Ok(pid) => {
-                self.chronicle.kept(generation, pid);
+                self.observer.adopted(generation, pid);
                 Some(ChildEvent::Spawned { pid })
             }
             Err(error) => {
                 warn!(%error, "child_not_kept");
-                let (settings, news) = (&self.settings, &mut self.chronicle.news);
-                order(self.now, &mut self.seats[seat], generation, settings, news)
+                let (settings, snapshots) = (&self.settings, &mut self.observer.snapshots);
+                order(
+                    self.now,
+                    &mut self.seats[seat],
+                    generation,
+                    settings,
+                    snapshots,
+                )
             }
         }
     }
@@ -92,24 +98,24 @@ impl Driver {
     pub(super) fn on_spawned(&mut self, seat: SeatId, spawned: Spawned) {
         let generation = spawned.generation;
         let program = &self.settings.child_binary;
-        let (seat, chronicle) = (&mut self.seats[seat], &mut self.chronicle);
-        let event = receive(self.now, seat, spawned, program, chronicle);
+        let (seat, observer) = (&mut self.seats[seat], &mut self.observer);
+        let event = receive(self.now, seat, spawned, program, observer);
         self.handle(Event::Child { generation, event });
     }
 
     pub(super) fn load(&mut self, seat: SeatId, generation: Generation, role: Role) {
         self.seats[seat].role = self.worker.seat(seat).role();
         if self.seats[seat].has_loaded() {
-            self.keeping[seat].goes_on(&mut self.seats[seat]);
+            self.retained[seat].goes_on(&mut self.seats[seat]);
             self.requests.loads(seat, generation, None);
             return self.seats[seat].retell();
         }
         let device = seat.device();
-        self.chronicle.load_begins(self.now, device);
-        let kv_bytes = self.chronicle.kv_bytes(device);
-        let kv_bytes = kv_bytes.or(self.heritage.kv_bytes(device));
+        self.observer.load_begins(self.now, device);
+        let kv_bytes = self.observer.kv_bytes(device);
+        let kv_bytes = kv_bytes.or(self.handoff_state.kv_bytes(device));
         let order = load_order(self.settings.load_on(device), role, kv_bytes);
-        let order = self.keeping[seat].hand_out(&mut self.seats[seat], order);
+        let order = self.retained[seat].hand_out(&mut self.seats[seat], order);
         self.requests.loads(seat, generation, order.adopts_from);
         self.send(seat, &Command::Load(order));
     }
@@ -122,12 +128,12 @@ impl Driver {
             self.models.put(seat.device(), &model);
             self.install();
             let occupied = &mut self.seats[seat];
-            self.keeping[seat].serves(occupied);
+            self.retained[seat].serves(occupied);
             let model = self.model.insert(model);
-            self.chronicle.ready(self.now, occupied, generation, model);
+            self.observer.ready(self.now, occupied, generation, model);
             let by = ServedBy {
                 text: Arc::clone(&model.text),
-                kin: Kin::of(&model.device),
+                class: DeterminismClass::of(&model.device),
                 slots: model.max_running as usize,
                 kv_tokens: model.kv_capacity_tokens,
             };
@@ -145,7 +151,7 @@ impl Driver {
     /// and the next child of the device needs the memory.
     fn release_kv(&mut self, seat: SeatId, generation: Generation) {
         if self.settings.load.kv_readers != KvReaders::Successors {
-            self.keeping[seat].release_kv(generation);
+            self.retained[seat].release_kv(generation);
         }
     }
 
@@ -165,15 +171,16 @@ impl Driver {
     }
 
     fn are_alike(&self, one: SeatId, other: SeatId) -> bool {
-        let kin = |seat: SeatId| Some(Kin::of(&self.models.of(seat.device())?.device));
-        let layout = |seat: SeatId| self.seats[seat].vitals.as_ref()?.arena_layout();
-        kin(one).is_some() && kin(one) == kin(other) && layout(one) == layout(other)
+        let class =
+            |seat: SeatId| Some(DeterminismClass::of(&self.models.of(seat.device())?.device));
+        let layout = |seat: SeatId| self.seats[seat].stats.as_ref()?.arena_layout();
+        class(one).is_some() && class(one) == class(other) && layout(one) == layout(other)
     }
 
     /// Lends the KV cache of one child to another child.
     fn lend_kv(&mut self, from: SeatId, to: SeatId) {
         let lender = self.worker.seat(from).generation();
-        let kept = self.keeping[from].kv_of(lender);
+        let kept = self.retained[from].kv_of(lender);
         let (Some((memory, source)), Some(child)) = (kept, &self.seats[to].child) else {
             return;
         };
@@ -189,30 +196,30 @@ impl Driver {
     /// Transfers the requests of a child before it is reaped, once another child serves.
     pub(super) fn release(&mut self, seat: SeatId, generation: Generation) {
         self.release_kv(seat, generation);
-        let (chronicle, seat) = (&mut self.chronicle, &mut self.seats[seat]);
+        let (observer, seat) = (&mut self.observer, &mut self.seats[seat]);
         if !self.worker.foremost().state().takes_work() {
             seat.to_release = Some(generation);
             return;
         }
-        chronicle.released(self.now, seat, generation, &self.requests);
+        observer.released(self.now, seat, generation, &self.requests);
         self.requests.release(seat.id);
     }
 
     /// Reaps the child of a seat.
-    pub(super) fn bury(&mut self, seat: SeatId, generation: Generation, cause: &DeathCause) {
+    pub(super) fn reaped(&mut self, seat: SeatId, generation: Generation, cause: &DeathCause) {
         let now = self.now;
         self.release_kv(seat, generation);
         let of_device = |it: &SeatId| *it != seat && it.device() == seat.device();
         let mut others = self.seats.ids().filter(of_device);
         let others = others.any(|other| self.seats[other].child.is_some());
-        let (bereft, requests) = (&mut self.seats[seat], &mut self.requests);
-        let (chronicle, keeping) = (&mut self.chronicle, &mut self.keeping[seat]);
-        chronicle.gpu[seat].keeps(keeping.bytes());
-        let scene = chronicle.buried(now, bereft, generation, cause, requests);
-        let ascribed = requests.bury(seat, cause, &scene, now);
-        let unfinished = bereft.takes_over_to_serve();
-        bereft.clear();
-        keeping.bury(cause, unfinished, others);
+        let (in_flight, requests) = (&mut self.seats[seat], &mut self.requests);
+        let (observer, retained) = (&mut self.observer, &mut self.retained[seat]);
+        observer.gpu[seat].keeps(retained.bytes());
+        let scene = observer.reaped(now, in_flight, generation, cause, requests);
+        let ascribed = requests.reaped(seat, cause, &scene, now);
+        let unfinished = in_flight.takes_over_to_serve();
+        in_flight.clear();
+        retained.reaped(cause, unfinished, others);
         self.absolve(seat, cause, &scene, ascribed);
     }
 
@@ -274,11 +281,15 @@ impl Driver {
 
     /// True if another device in use can continue this device's streams, as far as its determinism class is known.
     fn has_kin(&self, device: DeviceId) -> bool {
-        let kin = |device| self.models.of(device).map(|model| Kin::of(&model.device));
-        let own = kin(device);
+        let class = |device| {
+            self.models
+                .of(device)
+                .map(|model| DeterminismClass::of(&model.device))
+        };
+        let own = class(device);
         let others = self.worker.devices().filter(|other| *other != device);
         let mut in_use = others.filter(|other| self.worker.device_status(*other).is_in_use());
-        in_use.any(|other| own.is_none() || own == kin(other))
+        in_use.any(|other| own.is_none() || own == class(other))
     }
 
     /// Reports the withdrawn children that have no request left.
@@ -295,11 +306,16 @@ impl Driver {
     /// Takes the device out of service. Its requests continue elsewhere or end.
     pub(super) fn device_out(&mut self, device: DeviceId) {
         let id = self.settings.device_name(device);
-        let absence = self.worker.device_status(device).reason();
-        let reason = absence.map_or_else(String::new, ToString::to_string);
-        match absence {
+        let out_of_service = self.worker.device_status(device).reason();
+        let reason = out_of_service.map_or_else(String::new, ToString::to_string);
+        match out_of_service {
             Some(OutOfServiceReason::Withdrawn) | None => info!(device = id, "device_drained"),
-            Some(absence) => error!(device = id, what = absence.name(), reason, "device_out"),
+            Some(out_of_service) => error!(
+                device = id,
+                what = out_of_service.name(),
+                reason,
+                "device_out"
+            ),
         }
         self.models.take(device);
         self.install();
@@ -329,15 +345,15 @@ fn order(
     seat: &mut Seat,
     generation: Generation,
     settings: &EngineSettings,
-    news: &mut News,
+    snapshots: &mut SnapshotBuilder,
 ) -> Option<ChildEvent> {
     match seat.begin(generation, settings) {
         Ok(()) => {
-            news.repaired(CHILD_SOCKET);
+            snapshots.repaired(CHILD_SOCKET);
             None
         }
         Err(error) => {
-            news.impaired(now, CHILD_SOCKET, &error.to_string());
+            snapshots.impaired(now, CHILD_SOCKET, &error.to_string());
             Some(ChildEvent::SpawnStarved)
         }
     }
@@ -349,20 +365,20 @@ fn receive(
     seat: &mut Seat,
     spawned: Spawned,
     program: &Path,
-    chronicle: &mut Chronicle,
+    observer: &mut Observer,
 ) -> ChildEvent {
     let generation = spawned.generation;
     match seat.receive(spawned, now) {
         Ok(pid) => {
             if seat.has_child(generation) {
-                chronicle.spawned(now, seat.id, generation, pid);
+                observer.spawned(now, seat.id, generation, pid);
             }
             ChildEvent::Spawned { pid }
         }
         Err(error) => {
             if is_want_of_descriptors(&error) {
-                let news = &mut chronicle.news;
-                news.impaired(now, CHILD_SOCKET, &error.to_string());
+                let snapshots = &mut observer.snapshots;
+                snapshots.impaired(now, CHILD_SOCKET, &error.to_string());
             }
             failure(&format!("{}: {error}", program.display()), &error)
         }

@@ -68,9 +68,9 @@ impl Handles {
             .send_modify(|milestones| milestones.begun = true);
     }
 
-    pub(super) fn estate_changed(&self) {
+    pub(super) fn handoff_changed(&self) {
         self.milestones
-            .send_modify(|milestones| milestones.estates += 1);
+            .send_modify(|milestones| milestones.handoffs += 1);
     }
 
     pub(super) fn has_ended(&self, ended: Ended) {

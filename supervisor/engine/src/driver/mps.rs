@@ -4,7 +4,7 @@
 //! <https://docs.nvidia.com/deploy/mps/index.html>: a process becomes a client of the service when its control daemon
 //! listens in `CUDA_MPS_PIPE_DIRECTORY`.
 
-use crate::driver::news::News;
+use crate::driver::snapshot_builder::SnapshotBuilder;
 use crate::engine::EngineSettings;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -17,7 +17,11 @@ const SHARED: &str = "the card is shared by NVIDIA's Multi-Process Service, wher
 
 /// Lifecycle settings, limited to one child at a time if MPS shares a device. No room for a standby's KV cache is then
 /// reserved.
-pub(super) fn rules(settings: &mut EngineSettings, now: Instant, news: &mut News) -> Settings {
+pub(super) fn rules(
+    settings: &mut EngineSettings,
+    now: Instant,
+    snapshots: &mut SnapshotBuilder,
+) -> Settings {
     let given = std::env::var_os("CUDA_MPS_PIPE_DIRECTORY");
     let directory = given.map_or_else(|| DEFAULT_DIRECTORY.into(), PathBuf::from);
     let rules = settings.rules();
@@ -26,7 +30,7 @@ pub(super) fn rules(settings: &mut EngineSettings, now: Instant, news: &mut News
         return rules;
     }
     if rules.standby {
-        news.impaired(now, "standby", SHARED);
+        snapshots.impaired(now, "standby", SHARED);
     }
     one_at_a_time(rules, &mut settings.load)
 }

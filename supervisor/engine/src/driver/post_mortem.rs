@@ -2,7 +2,7 @@
 
 #![expect(clippy::disallowed_methods, reason = "a report names the time of day")]
 
-use crate::crash::death::{Burial, Now, Pause};
+use crate::crash::death::{Now, Pause, Reaping};
 use crate::crash::recording::summary;
 use crate::crash::report::{InFlight, RequestFacts};
 use crate::driver::seat::Seat;
@@ -16,22 +16,22 @@ use worker_orcd_requests::scene::Scene;
 
 /// Requests in flight at a death.
 #[derive(Debug, Default)]
-pub(super) struct Bereft {
+pub(super) struct InFlightAtDeath {
     requests: Vec<RequestFacts>,
     /// Time since which no request has had a token. `None`: there are no requests.
     pub(super) silent_since: Option<Instant>,
 }
 
 /// Requests in flight of a seat, with those recorded earlier. Must precede their reassignment by the journal.
-pub(super) fn note(seat: &mut Seat, requests: &Requests) -> Bereft {
-    let mut bereft = std::mem::take(&mut seat.released);
-    let noted: Vec<_> = bereft.requests.iter().map(|it| it.request).collect();
+pub(super) fn note(seat: &mut Seat, requests: &Requests) -> InFlightAtDeath {
+    let mut in_flight = std::mem::take(&mut seat.released);
+    let noted: Vec<_> = in_flight.requests.iter().map(|it| it.request).collect();
     let is_new = |record: &&Record| !noted.contains(&record.id.0);
     let new = requests.in_flight(seat.id).filter(is_new);
-    bereft.requests.extend(new.map(facts));
+    in_flight.requests.extend(new.map(facts));
     let silent_since = requests.silent_since(seat.id);
-    bereft.silent_since = bereft.silent_since.or(silent_since);
-    bereft
+    in_flight.silent_since = in_flight.silent_since.or(silent_since);
+    in_flight
 }
 
 /// Collects the facts of a death. Must precede the reassignment of requests. The scene is for the journal.
@@ -40,8 +40,8 @@ pub(super) fn examine(
     cause: &DeathCause,
     requests: &Requests,
     now: Instant,
-) -> (Burial, Scene) {
-    let bereft = note(seat, requests);
+) -> (Reaping, Scene) {
+    let in_flight = note(seat, requests);
     let (recording, stopped) = seat.last_record();
     let scene = Scene {
         stopped,
@@ -52,26 +52,26 @@ pub(super) fn examine(
         wall: SystemTime::now(),
         monotonic_ns: monotonic_ns(),
     };
-    let burial = Burial {
+    let reaping = Reaping {
         at,
         cause: cause.clone(),
-        child: seat.vitals.as_ref().map(|vitals| vitals.deceased()),
+        child: seat.stats.as_ref().map(|stats| stats.deceased()),
         last_sign_of_life: last_sign_of_life(seat, recording.as_ref(), at),
         flight_recorder: recording.map(|it| summary(&it, at.monotonic_ns)).into(),
-        requests: InFlight::new(bereft.requests.into_iter()),
+        requests: InFlight::new(in_flight.requests.into_iter()),
         host_available_bytes: host_available_bytes(),
         pause: Pause {
             began: now,
-            silent_since: bereft.silent_since,
+            silent_since: in_flight.silent_since,
         },
     };
-    (burial, scene)
+    (reaping, scene)
 }
 
 /// Time of the last heartbeat or of the last flight recorder entry, whichever is later.
 fn last_sign_of_life(seat: &Seat, recording: Option<&Recording>, at: Now) -> Option<Instant> {
-    let vitals = seat.vitals.as_ref();
-    let heartbeat = vitals.and_then(|vitals| vitals.known().heartbeat_at);
+    let stats = seat.stats.as_ref();
+    let heartbeat = stats.and_then(|stats| stats.known().heartbeat_at);
     let record = recording
         .and_then(|recording| recording.records.last())
         .map(|record| Duration::from_nanos(at.monotonic_ns.saturating_sub(record.time_ns)))

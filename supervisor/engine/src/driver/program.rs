@@ -120,8 +120,8 @@ mod tests {
         assert_eq!(glances(&[None, None]), [false; 2], "it is gone");
         assert_eq!(glances(&[file(9), file(9)]), [false; 2], "the same again");
         let written = [file(1), file(5), file(8), file(8), file(8)];
-        let told = [false, false, false, true, false];
-        assert_eq!(glances(&written), told);
+        let sent = [false, false, false, true, false];
+        assert_eq!(glances(&written), sent);
     }
 
     #[test]

@@ -1,21 +1,21 @@
 //! A seat: one child at a time and the state that ends with it.
 //!
-//! Deliberately absent: decisions. A [`Happening`] goes to the driver, which passes it to the lifecycle.
+//! Deliberately absent: decisions. A [`SeatEvent`] goes to the driver, which passes it to the lifecycle.
 
 use crate::child::confinement;
 use crate::child::flight_recorder::FlightRecorder;
 use crate::child::link::LinkError;
-use crate::child::nursery::{Born, Nursery};
+use crate::child::pending_spawns::{Born, PendingSpawns};
 use crate::child::spawn::{Spawned, Spawner};
 use crate::child::{Child, Sign};
+use crate::driver::child_stats::ChildStats;
 use crate::driver::flood::FloodGate;
-use crate::driver::keeping::KeptKv;
-use crate::driver::post_mortem::Bereft;
+use crate::driver::post_mortem::InFlightAtDeath;
+use crate::driver::retained_memory::RetainedKv;
 use crate::driver::silence::Silence;
-use crate::driver::vitals::Vitals;
 use crate::engine::model::Unfit;
 use crate::engine::{EngineSettings, LoadedModel};
-use crate::estate::living::{LivingChild, Part, Terms};
+use crate::handoff::living::{LivingChild, Part, Terms};
 use std::io;
 use std::sync::Arc;
 use std::time::Instant;
@@ -30,9 +30,9 @@ pub(super) struct Seat {
     pub(super) id: SeatId,
     pub(super) child: Option<Child>,
     /// Statistics of the child, while there is one.
-    pub(super) vitals: Option<Vitals>,
+    pub(super) stats: Option<ChildStats>,
     pub(super) silence: Silence,
-    nursery: Nursery,
+    spawns: PendingSpawns,
     /// Flight recorder of the present or pending child. It is read after the child's death.
     recorder: Option<FlightRecorder>,
     /// True if a signal had stopped the child when it was killed.
@@ -43,7 +43,7 @@ pub(super) struct Seat {
     /// Loaded model of the child, until the child serves.
     pub(super) model: Option<Arc<LoadedModel>>,
     /// Requests of the child that continue before it is reaped.
-    pub(super) released: Bereft,
+    pub(super) released: InFlightAtDeath,
     /// Pending release: results of this child no longer count, but no other child serves yet.
     pub(super) to_release: Option<Generation>,
     /// True while the child takes over retained weights.
@@ -51,12 +51,12 @@ pub(super) struct Seat {
     /// Lender of the KV cache that the child can adopt from.
     pub(super) adopts_from: Option<Generation>,
     /// KV cache of the child, until the child serves.
-    pub(super) kv: Option<KeptKv>,
+    pub(super) kv: Option<RetainedKv>,
     flood_gate: FloodGate,
 }
 
 /// Event in a seat.
-pub(super) enum Happening {
+pub(super) enum SeatEvent {
     Sign(Sign),
     Spawned(Spawned),
     Built(Box<Built>),
@@ -80,15 +80,15 @@ impl Seat {
         Self {
             id,
             child: None,
-            vitals: None,
+            stats: None,
             silence: Silence::default(),
-            nursery: Nursery::new(spawner.clone()),
+            spawns: PendingSpawns::new(spawner.clone()),
             recorder: None,
             was_stopped: false,
             building: None,
             role: Role::Active,
             model: None,
-            released: Bereft::default(),
+            released: InFlightAtDeath::default(),
             to_release: None,
             takes_over: false,
             adopts_from: None,
@@ -98,11 +98,11 @@ impl Seat {
     }
 
     /// Next event. Cancel-safe.
-    pub(super) async fn next(&mut self) -> Happening {
+    pub(super) async fn next(&mut self) -> SeatEvent {
         tokio::select! {
-            sign = next_sign(&mut self.child) => Happening::Sign(sign),
-            spawned = self.nursery.next() => Happening::Spawned(spawned),
-            built = next_model(&mut self.building) => Happening::Built(Box::new(built)),
+            sign = next_sign(&mut self.child) => SeatEvent::Sign(sign),
+            spawned = self.spawns.next() => SeatEvent::Spawned(spawned),
+            built = next_model(&mut self.building) => SeatEvent::Built(Box::new(built)),
         }
     }
 
@@ -120,7 +120,7 @@ impl Seat {
         let load = settings.load_on(self.id.device());
         let allowed = confinement::arguments(&load, settings.child_confinement);
         let program = &settings.child_binary;
-        self.recorder = self.nursery.begin(generation, program, allowed)?;
+        self.recorder = self.spawns.begin(generation, program, allowed)?;
         Ok(())
     }
 
@@ -129,10 +129,10 @@ impl Seat {
     /// # Errors
     /// If there is no process.
     pub(super) fn receive(&mut self, spawned: Spawned, now: Instant) -> io::Result<u32> {
-        Ok(match self.nursery.finish(spawned)? {
+        Ok(match self.spawns.finish(spawned)? {
             Born::Child(child) => {
-                let vitals = Vitals::new(now, child.generation, child.pid);
-                self.seat(*child, vitals, now)
+                let stats = ChildStats::new(now, child.generation, child.pid);
+                self.seat(*child, stats, now)
             }
             Born::Late { pid } => pid,
         })
@@ -146,15 +146,15 @@ impl Seat {
         let recorder = living.take(Part::Recorder).ok();
         self.recorder = recorder.map(FlightRecorder::resume);
         let child = Child::resume(living)?;
-        let vitals = Vitals::resumed(now, child.generation, child.pid);
-        Ok(self.seat(child, vitals, now))
+        let stats = ChildStats::resumed(now, child.generation, child.pid);
+        Ok(self.seat(child, stats, now))
     }
 
-    fn seat(&mut self, child: Child, vitals: Vitals, now: Instant) -> u32 {
+    fn seat(&mut self, child: Child, stats: ChildStats, now: Instant) -> u32 {
         let pid = child.pid;
         self.flood_gate = FloodGate::new(now);
         self.silence = Silence::default();
-        self.vitals = Some(vitals);
+        self.stats = Some(stats);
         self.child = Some(child);
         pid
     }
@@ -163,18 +163,18 @@ impl Seat {
     ///
     /// # Errors
     /// If the kernel has no descriptor for a part of the child, or no child can be handed over. The child ends then.
-    pub(super) fn leave(&mut self, terms: Terms) -> io::Result<LivingChild> {
+    pub(super) fn hand_over(&mut self, terms: Terms) -> io::Result<LivingChild> {
         let child = self.child.take().ok_or(io::ErrorKind::NotFound)?;
-        let mut living = child.leave(terms)?;
+        let mut living = child.hand_over(terms)?;
         if let Some(recorder) = self.recorder.take() {
-            living.add(Part::Recorder, recorder.leave());
+            living.add(Part::Recorder, recorder.hand_over());
         }
         Ok(living)
     }
 
     /// True if the child can be handed over.
-    pub(super) fn may_leave(&self) -> bool {
-        self.child.as_ref().is_some_and(Child::may_leave)
+    pub(super) fn may_hand_over(&self) -> bool {
+        self.child.as_ref().is_some_and(Child::may_hand_over)
     }
 
     /// True if the child has loaded under another supervisor.
@@ -272,14 +272,14 @@ impl Seat {
     pub(super) fn clear(&mut self) {
         self.building = None;
         self.model = None;
-        self.released = Bereft::default();
+        self.released = InFlightAtDeath::default();
         self.to_release = None;
         self.takes_over = false;
         self.adopts_from = None;
         self.kv = None;
-        self.nursery.give_up();
+        self.spawns.give_up();
         self.child = None;
-        self.vitals = None;
+        self.stats = None;
     }
 }
 

@@ -1,7 +1,7 @@
 //! All seats of a worker, by number.
 
 use crate::child::spawn::Spawner;
-use crate::driver::seat::{Happening, Seat};
+use crate::driver::seat::{Seat, SeatEvent};
 use futures_util::future::select_all;
 use std::ops::{Index, IndexMut};
 use std::time::Instant;
@@ -15,7 +15,7 @@ impl Seats {
     }
 
     /// Next event of any seat. Cancel-safe.
-    pub(super) async fn next(&mut self) -> (SeatId, Happening) {
+    pub(super) async fn next(&mut self) -> (SeatId, SeatEvent) {
         let next = |seat| Box::pin(next_of(seat));
         let (first, ..) = select_all(self.0.iter_mut().map(next)).await;
         first
@@ -30,7 +30,7 @@ impl Seats {
     }
 }
 
-async fn next_of(seat: &mut Seat) -> (SeatId, Happening) {
+async fn next_of(seat: &mut Seat) -> (SeatId, SeatEvent) {
     (seat.id, seat.next().await)
 }
 

@@ -183,8 +183,8 @@ fn in_words(snapshot: &EngineSnapshot) -> String {
         line += &format!(", device {number} ({id}) {}: {why}", device.standing);
     }
     let last = snapshot.faults.last.as_ref();
-    if let Some(burial) = last.and_then(|death| death.burial.as_ref()) {
-        line += &format!(", the last because: {}", burial.cause);
+    if let Some(reaping) = last.and_then(|death| death.reaping.as_ref()) {
+        line += &format!(", the last because: {}", reaping.cause);
     }
     one_line(&line)
 }
@@ -278,20 +278,20 @@ mod tests {
         let (mut manager, inbox) = manager(None);
         let start = Instant::now();
         let mut snapshot = EngineSnapshot::before_anything(start);
-        let mut told = |ms, state, restarts| {
+        let mut sent = |ms, state, restarts| {
             (snapshot.state, snapshot.faults.restarts) = (state, restarts);
             manager.update(start + Duration::from_millis(ms), &snapshot);
             sent(&inbox).len()
         };
-        let told = [
-            told(0, "loading", 0),
-            told(10, "loading", 1),
-            told(20, "backoff", 1),
-            told(1000, "backoff", 2),
-            told(1020, "backoff", 2),
-            told(3000, "backoff", 2),
+        let sent = [
+            sent(0, "loading", 0),
+            sent(10, "loading", 1),
+            sent(20, "backoff", 1),
+            sent(1000, "backoff", 2),
+            sent(1020, "backoff", 2),
+            sent(3000, "backoff", 2),
         ];
-        assert_eq!(told, [1, 0, 1, 0, 1, 0]);
+        assert_eq!(sent, [1, 0, 1, 0, 1, 0]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Overdue children: their clients are notified, and their streams continue on other devices, long before the child is
 //! given up.
 
-use super::post_mortem::{self, Bereft};
+use super::post_mortem::{self, InFlightAtDeath};
 use super::seat::Seat;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
@@ -21,40 +21,40 @@ pub(super) const OWN_DELAY: Duration = Duration::from_millis(4 * HEARTBEAT_INTER
 pub(super) struct Silence {
     heard_at: Option<Instant>,
     /// True once the clients of the overdue child are notified.
-    told: bool,
+    sent: bool,
 }
 
 impl Silence {
     /// Time at which the child becomes overdue.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        let heard_at = self.heard_at.filter(|_| !self.told)?;
+        let heard_at = self.heard_at.filter(|_| !self.sent)?;
         Some(heard_at + SILENCE)
     }
 
     /// True once, when the child becomes overdue and its clients are to be notified.
     pub(super) fn is_overdue(&mut self, now: Instant) -> bool {
         let overdue = self.deadline().is_some_and(|at| at <= now);
-        self.told |= overdue;
+        self.sent |= overdue;
         overdue
     }
 
     /// Records a heartbeat. True once for each long step, when clients are to be notified.
     pub(super) fn pulse(&mut self, now: Instant, step_elapsed: Option<Duration>) -> bool {
         let takes_long = step_elapsed.is_some_and(|elapsed| elapsed >= LONG_STEP);
-        let is_news = takes_long && !self.told;
+        let is_news = takes_long && !self.sent;
         self.heard_at = Some(now);
-        self.told = takes_long;
+        self.sent = takes_long;
         is_news
     }
 }
 
 /// Moves the requests of an overdue child to other devices, and records them for a later crash report.
-pub(super) fn doubt(seat: &mut Seat, requests: &mut Requests, why: &'static str) {
-    if !requests.may_doubt(seat.id) {
+pub(super) fn set_overdue(seat: &mut Seat, requests: &mut Requests, why: &'static str) {
+    if !requests.may_set_overdue(seat.id) {
         return;
     }
     seat.released = post_mortem::note(seat, requests);
-    let streams = requests.doubt(seat.id);
+    let streams = requests.set_overdue(seat.id);
     let (device, child) = (seat.id.device().0, seat.child.as_ref());
     let generation = child.map(|child| child.generation.0);
     warn!(device, generation, why, streams, "child_overdue");
@@ -63,7 +63,7 @@ pub(super) fn doubt(seat: &mut Seat, requests: &mut Requests, why: &'static str)
 /// Ends the doubt: the child has sent a message, or its step has ended.
 pub(super) fn trust(seat: &mut Seat, requests: &mut Requests) {
     if requests.trust(seat.id) {
-        seat.released = Bereft::default();
+        seat.released = InFlightAtDeath::default();
         info!(device = seat.id.device().0, "child_recovered");
     }
 }

@@ -5,7 +5,7 @@
 use crate::child::spawn::Spawner;
 use crate::crash::CrashStore;
 use crate::driver::{Driver, program};
-use crate::engine::{Engine, EngineSettings, EngineSnapshot, Inheritance, Milestones, Shared};
+use crate::engine::{Engine, EngineSettings, EngineSnapshot, Milestones, PreviousEngine, Shared};
 use parking_lot::RwLock;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -19,7 +19,11 @@ use worker_orcd_requests::orphans::Orphans;
 /// # Panics
 /// Outside a tokio runtime.
 #[must_use]
-pub fn start(settings: EngineSettings, mut inheritance: Inheritance, spawner: &Spawner) -> Engine {
+pub fn start(
+    settings: EngineSettings,
+    mut inheritance: PreviousEngine,
+    spawner: &Spawner,
+) -> Engine {
     let slots = settings.load.max_running as usize;
     let shared = Arc::new(Shared {
         registry: Arc::new(Registry::new(
@@ -45,14 +49,14 @@ pub fn start(settings: EngineSettings, mut inheritance: Inheritance, spawner: &S
         tokio::spawn(program::watch(program, controls.downgrade()));
     }
     let (publish, milestones) = watch::channel(Milestones::default());
-    let estate = &mut inheritance.estate;
+    let handoff = &mut inheritance.handoff;
     let mut driver = Driver::new(
         settings,
         Arc::clone(&shared),
         inbox,
         publish,
         spawner,
-        estate,
+        handoff,
     );
     driver.inherit(inheritance, controls.downgrade());
     tokio::spawn(driver.run());

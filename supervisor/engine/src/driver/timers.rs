@@ -1,7 +1,7 @@
 //! Timers of the driver: when each is due, and what it does then.
 
 use crate::driver::Driver;
-use crate::driver::chronicle::Chronicle;
+use crate::driver::observer::Observer;
 use std::time::Instant;
 use worker_orcd_lifecycle::{ChildEvent, Event, SeatId};
 
@@ -33,7 +33,7 @@ fn armed(driver: &Driver) -> impl Iterator<Item = (Timer, Instant)> {
             (Timer::Silence(seat.id), silence),
         ]
     });
-    let Chronicle { gpu, crashes, .. } = &driver.chronicle;
+    let Observer { gpu, crashes, .. } = &driver.observer;
     let lifecycle = driver.worker.poll_deadline();
     let departure = driver.departure.as_ref();
     let requests = (Timer::Requests, driver.requests.next_deadline());
@@ -71,9 +71,9 @@ fn fire(driver: &mut Driver, timer: Timer) {
         }
         Timer::Silence(seat) => driver.judge_silence(seat),
         Timer::Gpu => {
-            let Chronicle { gpu, crashes, .. } = &mut driver.chronicle;
-            for (device, testimony) in gpu.overdue(driver.now, crashes) {
-                driver.handle(Event::Gpu(device, testimony));
+            let Observer { gpu, crashes, .. } = &mut driver.observer;
+            for (device, verdict) in gpu.overdue(driver.now, crashes) {
+                driver.handle(Event::Gpu(device, verdict));
             }
         }
         Timer::Lifecycle => driver.handle(Event::Tick),

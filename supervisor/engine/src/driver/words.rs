@@ -1,11 +1,11 @@
 //! Messages of a child: each is checked, then passed to the lifecycle, the journal, or both.
 
+use crate::child::handover::Once;
 use crate::child::link::LinkError;
-use crate::child::succession::Once;
-use crate::driver::chronicle::Chronicle;
-use crate::driver::keepings::Keepings;
+use crate::driver::observer::Observer;
+use crate::driver::retained_by_device::RetainedByDevice;
 use crate::driver::seat::Seat;
-use crate::driver::silence::{doubt, trust};
+use crate::driver::silence::{set_overdue, trust};
 use crate::engine::{EngineSettings, LoadedModel};
 use std::path::Path;
 use std::sync::Arc;
@@ -28,8 +28,8 @@ pub(super) struct Listener<'a> {
     /// True while results of the child are accepted.
     pub believed: bool,
     pub requests: &'a mut Requests,
-    pub chronicle: &'a mut Chronicle,
-    pub keeping: &'a mut Keepings,
+    pub observer: &'a mut Observer,
+    pub retained: &'a mut RetainedByDevice,
     pub settings: &'a mut EngineSettings,
     pub model: Option<&'a Arc<LoadedModel>>,
 }
@@ -85,20 +85,20 @@ impl Listener<'_> {
             Word::Hello(hello) => {
                 let (pid, features) = (hello.pid, hello.features.clone());
                 self.note_confinement(&hello.confinement_gaps);
-                if let Some(vitals) = &mut self.seat.vitals {
-                    vitals.hello(hello);
+                if let Some(stats) = &mut self.seat.stats {
+                    stats.hello(hello);
                 }
-                self.chronicle.news.touch();
+                self.observer.snapshots.touch();
                 Some(ChildEvent::Hello { pid, features })
             }
             Word::LoadProgress {
                 bytes_done,
                 bytes_total,
             } => {
-                if let Some(vitals) = &mut self.seat.vitals {
-                    vitals.load_progress(now, bytes_done, bytes_total);
+                if let Some(stats) = &mut self.seat.stats {
+                    stats.load_progress(now, bytes_done, bytes_total);
                 }
-                self.chronicle.news.touch();
+                self.observer.snapshots.touch();
                 Some(ChildEvent::LoadProgress {
                     bytes_done,
                     bytes_total,
@@ -109,7 +109,7 @@ impl Listener<'_> {
             Word::Step(report) => self.step(&report),
             // The open file was loaded before, so it was changed in place.
             Word::Fault(fault @ Fault::ModelLoad { .. })
-                if self.keeping[self.seat.id].has_model() =>
+                if self.retained[self.seat.id].has_model() =>
             {
                 warn!(reason = %fault, "model_reload_failed");
                 Some(ChildEvent::ModelChanged)
@@ -118,8 +118,8 @@ impl Listener<'_> {
             Word::TraceStopped { message } => {
                 // A trace by the next child would have a gap.
                 self.settings.load.trace = None;
-                let news = &mut self.chronicle.news;
-                news.impaired(now, "logits_trace", &message);
+                let snapshots = &mut self.observer.snapshots;
+                snapshots.impaired(now, "logits_trace", &message);
                 None
             }
             Word::Goodbye => Some(ChildEvent::Goodbye),
@@ -128,19 +128,19 @@ impl Listener<'_> {
 
     /// Reports restrictions that the kernel cannot enforce. The child serves in spite of them.
     fn note_confinement(&mut self, gaps: &[String]) {
-        let news = &mut self.chronicle.news;
+        let snapshots = &mut self.observer.snapshots;
         if gaps.is_empty() {
-            news.repaired(CHILD_CONFINEMENT);
+            snapshots.repaired(CHILD_CONFINEMENT);
         } else {
-            news.impaired(self.now, CHILD_CONFINEMENT, &gaps.join("; "));
+            snapshots.impaired(self.now, CHILD_CONFINEMENT, &gaps.join("; "));
         }
     }
 
     fn heartbeat(&mut self, heartbeat: &Heartbeat) -> ChildEvent {
         let step_elapsed = heartbeat.step_elapsed_ms.map(Duration::from_millis);
-        self.chronicle.heartbeat(self.now, self.seat, heartbeat);
+        self.observer.heartbeat(self.now, self.seat, heartbeat);
         match heartbeat.step_overdue {
-            true if self.believed => doubt(self.seat, self.requests, "a step takes too long"),
+            true if self.believed => set_overdue(self.seat, self.requests, "a step takes too long"),
             true => {}
             false => trust(self.seat, self.requests),
         }
@@ -157,7 +157,7 @@ impl Listener<'_> {
         let before = self.requests.totals().tokens;
         let step = self.requests.step(self.seat.id, report, self.now);
         let accepted = self.requests.totals().tokens - before;
-        self.chronicle.stepped(self.now, self.seat, accepted);
+        self.observer.stepped(self.now, self.seat, accepted);
         match step {
             Ok(()) => progress_of(self.seat, report, accepted),
             Err(violation) => Some(ChildEvent::Violation(violation.to_string())),
@@ -173,13 +173,13 @@ impl Listener<'_> {
         }
         let generation = self.seat.child.as_ref()?.generation;
         let model_files = model_parts(Path::new(&self.settings.load.model_path)).len();
-        let keeping = &mut self.keeping[self.seat.id];
-        let kept = keeping.keep(self.now, self.seat, &report, model_files);
+        let retained = &mut self.retained[self.seat.id];
+        let kept = retained.keep(self.now, self.seat, &report, model_files);
         if let Err(violation) = kept {
             return Some(violation);
         }
-        self.keeping.share_model();
-        self.chronicle.loaded(self.now, self.seat, &report);
+        self.retained.share_model();
+        self.observer.loaded(self.now, self.seat, &report);
         if report.copies_ahead && self.seat.role == Role::Standby {
             self.requests.copies_ahead(self.seat.id);
         }
@@ -200,8 +200,8 @@ fn progress_of(seat: &mut Seat, report: &StepReport, tokens: u64) -> Option<Chil
     let mut ends = report.finished.iter();
     let is_vector = |reason: &FinishReason| matches!(reason, FinishReason::Embedded { .. });
     let delivers = tokens > 0 || ends.any(|end| is_vector(&end.reason));
-    let vitals = seat.vitals.as_mut().filter(|_| delivers)?;
-    vitals.progresses().then_some(ChildEvent::Progress)
+    let stats = seat.stats.as_mut().filter(|_| delivers)?;
+    stats.progresses().then_some(ChildEvent::Progress)
 }
 
 /// Kind of a message that a child sends only once. It is stored for another supervisor.

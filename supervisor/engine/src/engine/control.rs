@@ -1,6 +1,6 @@
 //! Control messages from clients' tasks to the driver.
 
-use crate::estate::EngineEstate;
+use crate::handoff::EngineHandoff;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -27,8 +27,8 @@ pub(crate) enum Control {
     /// Return this device to service.
     Readmit(DeviceId, Answer),
     /// Return duplicates of the handoff state.
-    CopyEstate(oneshot::Sender<EngineEstate>),
+    CopyEstate(oneshot::Sender<EngineHandoff>),
     /// End at once and hand over to another engine.
-    Leave(oneshot::Sender<EngineEstate>),
+    Leave(oneshot::Sender<EngineHandoff>),
     StopNow,
 }

@@ -98,7 +98,7 @@ impl EngineSnapshot {
         }
         let held = gauges.memory.as_ref()?.of(child.pid)?;
         let imported = device
-            .custody
+            .retained
             .is_some_and(|it| it.placed_by != child.generation);
         let known = match imported {
             true => memory.known_bytes().saturating_sub(memory.weights_bytes),
@@ -118,7 +118,7 @@ mod tests {
 
     use super::*;
     use crate::engine::ChildSnapshot;
-    use crate::engine::snapshot::CustodySnapshot;
+    use crate::engine::snapshot::RetainedSnapshot;
     use crate::nvml::library::{DeviceMemory, Process};
 
     #[test]
@@ -157,16 +157,16 @@ mod tests {
         assert_eq!(context(&snapshot, &report), None, "not ready");
         snapshot.children[0].ready_at = Some(start);
         assert_eq!(context(&snapshot, &report), Some(600 - 135));
-        let mut custody = CustodySnapshot {
+        let mut retained = RetainedSnapshot {
             bytes: 100,
             placed_by: 1,
             since: start,
             verified_at: start,
         };
-        snapshot.devices[0].custody = Some(custody);
+        snapshot.devices[0].retained = Some(retained);
         assert_eq!(context(&snapshot, &report), Some(600 - 135));
-        custody.placed_by = 0;
-        snapshot.devices[0].custody = Some(custody);
+        retained.placed_by = 0;
+        snapshot.devices[0].retained = Some(retained);
         assert_eq!(context(&snapshot, &report), Some(600 - 35));
         report.kv_capacity_bytes = 1000;
         assert_eq!(context(&snapshot, &report), None, "older figures");

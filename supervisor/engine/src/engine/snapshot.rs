@@ -67,7 +67,7 @@ pub struct DeviceSnapshot {
     pub memory: Option<(MemoryReport, Instant)>,
     pub gpu: GpuSnapshot,
     /// Weights that outlive a child.
-    pub custody: Option<CustodySnapshot>,
+    pub retained: Option<RetainedSnapshot>,
     /// KV cache of the serving child, or of the last one, in tokens.
     pub kv_capacity_tokens: Option<u64>,
     /// Deaths within the window that interrupted service.
@@ -86,7 +86,7 @@ pub struct Impairment {
 
 /// Memory retained between two children.
 #[derive(Debug, Clone, Copy)]
-pub struct CustodySnapshot {
+pub struct RetainedSnapshot {
     pub bytes: u64,
     /// Generation of the child that placed the weights.
     pub placed_by: u32,
@@ -239,7 +239,7 @@ impl DeviceSnapshot {
             standby: None,
             memory: None,
             gpu: GpuSnapshot::default(),
-            custody: None,
+            retained: None,
             kv_capacity_tokens: None,
             deaths_in_window: 0,
             deaths_in_a_row: 0,

@@ -80,7 +80,7 @@ struct Shared {
     /// Frame of a process's first order: the vocabulary.
     vocabulary: Result<Vec<u8>, String>,
     state: Mutex<State>,
-    news: Condvar,
+    snapshots: Condvar,
     /// The first process is ready, or failed to start.
     begun: watch::Sender<bool>,
 }
@@ -166,7 +166,7 @@ impl Grammars {
             shared: Arc::new(Shared {
                 vocabulary,
                 state: Mutex::default(),
-                news: Condvar::new(),
+                snapshots: Condvar::new(),
                 begun: watch::Sender::new(false),
             }),
         }
@@ -196,7 +196,7 @@ impl Grammars {
             digest,
             reply,
         });
-        self.shared.news.notify_one();
+        self.shared.snapshots.notify_one();
         Asked::Soon(Soon {
             reply: answer,
             begun: self.shared.begun.subscribe(),
@@ -223,7 +223,7 @@ impl Grammars {
 impl Drop for Grammars {
     fn drop(&mut self) {
         self.shared.state.lock().closed = true;
-        self.shared.news.notify_all();
+        self.shared.snapshots.notify_all();
     }
 }
 
@@ -266,8 +266,8 @@ impl Shared {
         if let Err(why) = &self.vocabulary {
             return Err(GrammarFault::Unavailable(why.clone()));
         }
-        let told = keeper.prepare(vocabulary);
-        told.map_err(|failure| GrammarFault::Unavailable(first_fault(&failure)))
+        let sent = keeper.prepare(vocabulary);
+        sent.map_err(|failure| GrammarFault::Unavailable(first_fault(&failure)))
     }
 
     fn next(&self) -> Option<Pending> {
@@ -284,7 +284,7 @@ impl Shared {
                         return Some(pending);
                     }
                 }
-                None => self.news.wait(&mut state),
+                None => self.snapshots.wait(&mut state),
             }
         }
     }

@@ -88,23 +88,23 @@ fn allow_no_file() -> Result<(), RulesetError> {
 
 /// Content of the first order.
 #[derive(Debug, Default)]
-struct Told {
+struct Interpreter {
     template: Option<ChatTemplate>,
     compiler: Option<Compiler>,
 }
 
 fn serve(mut channel: Channel, cpu_seconds: u64) -> io::Result<()> {
-    let mut told = Told::default();
+    let mut sent = Interpreter::default();
     while let Ok(order) = channel.receive(None) {
         allow_time(cpu_seconds)?;
-        let answer = told.follow(order);
+        let answer = sent.follow(order);
         let sent = frame(&answer).and_then(|frame| channel.send(&frame, None));
         sent.map_err(|error| io::Error::other(error.to_string()))?;
     }
     Ok(())
 }
 
-impl Told {
+impl Interpreter {
     fn follow(&mut self, order: Order) -> Answer {
         match order {
             Order::Compile(source) => match ChatTemplate::compile(source) {

@@ -7,7 +7,7 @@
 
 use super::library::{Gpu, Opener};
 use super::reckoning::Examination;
-use super::{Order, SeenXid, Sighting};
+use super::{GpuSample, Order, SeenXid};
 use nix::time::{ClockId, clock_gettime};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -26,19 +26,19 @@ const LOOK_EVERY: Duration = Duration::from_millis(2);
 /// Time by which a thread may outlive its last reader.
 const LISTEN_SLICE: Duration = Duration::from_millis(500);
 
-pub(super) fn ask(open: Opener, orders: &Receiver<Order>, outbox: &UnboundedSender<Sighting>) {
+pub(super) fn ask(open: Opener, orders: &Receiver<Order>, outbox: &UnboundedSender<GpuSample>) {
     let gpu = match open() {
         Ok(gpu) => gpu,
         Err(reason) => {
             // The reader may be gone.
-            drop(outbox.send(Sighting::Absent(reason)));
+            drop(outbox.send(GpuSample::Absent(reason)));
             return;
         }
     };
     // Gauges come first, before a child allocates memory.
     let gauges = gpu.gauges();
-    drop(outbox.send(Sighting::Gauges(gauges, Instant::now())));
-    drop(outbox.send(Sighting::Opened(gpu.identity())));
+    drop(outbox.send(GpuSample::Gauges(gauges, Instant::now())));
+    drop(outbox.send(GpuSample::Opened(gpu.identity())));
     start_listening(&gpu, outbox);
     Asking {
         gpu: &*gpu,
@@ -50,20 +50,20 @@ pub(super) fn ask(open: Opener, orders: &Receiver<Order>, outbox: &UnboundedSend
     .run();
 }
 
-fn start_listening(gpu: &Arc<dyn Gpu>, outbox: &UnboundedSender<Sighting>) {
+fn start_listening(gpu: &Arc<dyn Gpu>, outbox: &UnboundedSender<GpuSample>) {
     let (gpu, outbox) = (Arc::clone(gpu), outbox.clone());
     let refused = outbox.clone();
     let thread = std::thread::Builder::new().name("nvml-events".to_owned());
     if let Err(error) = thread.spawn(move || listen(&*gpu, &outbox)) {
         warn!(%error, "xid_thread_failed");
-        drop(refused.send(Sighting::Deaf(error.to_string())));
+        drop(refused.send(GpuSample::Deaf(error.to_string())));
     }
 }
 
-fn listen(gpu: &dyn Gpu, outbox: &UnboundedSender<Sighting>) {
+fn listen(gpu: &dyn Gpu, outbox: &UnboundedSender<GpuSample>) {
     let heard = gpu.listen(LISTEN_SLICE, &mut |xid| {
         if let Some(xid) = xid {
-            drop(outbox.send(Sighting::Xid(seen_now(xid))));
+            drop(outbox.send(GpuSample::Xid(seen_now(xid))));
         }
         match outbox.is_closed() {
             true => ControlFlow::Break(()),
@@ -71,7 +71,7 @@ fn listen(gpu: &dyn Gpu, outbox: &UnboundedSender<Sighting>) {
         }
     });
     if let Err(reason) = heard {
-        drop(outbox.send(Sighting::Deaf(reason)));
+        drop(outbox.send(GpuSample::Deaf(reason)));
     }
 }
 
@@ -88,7 +88,7 @@ fn seen_now(xid: Xid) -> SeenXid {
 struct Asking<'a> {
     gpu: &'a dyn Gpu,
     orders: &'a Receiver<Order>,
-    outbox: &'a UnboundedSender<Sighting>,
+    outbox: &'a UnboundedSender<GpuSample>,
     ongoing: Vec<Examination>,
     gauges_at: Instant,
 }
@@ -105,7 +105,7 @@ impl Asking<'_> {
             self.look();
             if Instant::now() >= self.gauges_at {
                 let gauges = self.gpu.gauges();
-                self.send(Sighting::Gauges(gauges, Instant::now()));
+                self.send(GpuSample::Gauges(gauges, Instant::now()));
                 self.gauges_at = Instant::now() + GAUGES_EVERY;
             }
         }
@@ -120,7 +120,7 @@ impl Asking<'_> {
 
     /// Starts an examination. The recovery action comes first: it may end the worker, and its time limit is short.
     fn begin(&mut self, examination: Examination) {
-        self.send(Sighting::Examined {
+        self.send(GpuSample::Examined {
             generation: examination.generation,
             action: self.gpu.recovery_action(),
         });
@@ -138,7 +138,7 @@ impl Asking<'_> {
             .retain(|examination| match examination.look(memory.as_ref(), now) {
                 Some(measure) => {
                     let generation = examination.generation;
-                    drop(outbox.send(Sighting::Measured {
+                    drop(outbox.send(GpuSample::Measured {
                         generation,
                         measure,
                     }));
@@ -148,8 +148,8 @@ impl Asking<'_> {
             });
     }
 
-    fn send(&self, sighting: Sighting) {
+    fn send(&self, sample: GpuSample) {
         // The loop ends once the reader is gone.
-        drop(self.outbox.send(sighting));
+        drop(self.outbox.send(sample));
     }
 }

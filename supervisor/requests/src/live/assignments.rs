@@ -1,15 +1,15 @@
 //! Assignment of requests to children.
 
 use super::ServedBy;
-use super::devices::{Bond, Devices};
+use super::devices::{Devices, Pin};
 use super::dispatch::{Dispatch, Place};
 use super::probation::{Inquest, Verdict};
+use crate::determinism::DeterminismClass;
 use crate::fingerprint::Fingerprint;
-use crate::kin::Kin;
-use crate::placement::{Hold, Stage};
+use crate::placement::{Reservation, Stage};
 use crate::prefixes::{Chain, Key, Prefixes};
 use crate::record::{OnFault, Record};
-use crate::suspicion::{Sighting, Suspicion, Toll};
+use crate::suspicion::{DeathEvidence, RecentDeaths, Suspicion};
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU8;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ pub(super) struct Live {
     pub(super) record: Arc<Record>,
     pub(super) place: Place,
     /// Reservation on the child that has the request.
-    pub(super) hold: Hold,
+    pub(super) reservation: Reservation,
     /// Block hashes of the prompt.
     pub(super) chain: Chain,
     /// Destination of a request that was called back for rebalancing.
@@ -43,7 +43,7 @@ pub(super) struct Live {
     /// The request was already rebalanced once, and is not moved again.
     pub(super) was_moved: bool,
     /// Children that may continue the request.
-    pub(super) bond: Bond,
+    pub(super) pin: Pin,
     /// Length of the history at the assignment to the present child.
     pub(super) given_at: u32,
     /// Previous child, if the request left it before its death was judged.
@@ -52,7 +52,7 @@ pub(super) struct Live {
     /// Sealed pages with the first tokens of the request.
     pub(super) sealed: Option<SealedPages>,
     /// Determinism class of the child that sealed the pages. `None`: it served an earlier supervisor.
-    pub(super) sealed_by: Option<Kin>,
+    pub(super) sealed_by: Option<DeterminismClass>,
 }
 
 /// A child that a request left, and the lengths of the history at its assignment and at its departure.
@@ -161,7 +161,7 @@ impl Assignments {
 
     /// Opens a seat for a child that serves.
     pub(super) fn open(&mut self, seat: SeatId, by: ServedBy) {
-        self.devices.serves(seat.device(), by.kin.clone());
+        self.devices.serves(seat.device(), by.class.clone());
         let prefixes = self.key.as_ref().map(|_| Prefixes::new(by.kv_tokens));
         let dispatch = self.seat(seat);
         dispatch.prefixes = prefixes;
@@ -176,26 +176,26 @@ impl Assignments {
     /// Notes the first token of a request from the child of this seat.
     pub(super) fn streams(&mut self, id: RequestId, seat: SeatId) {
         self.advance(id, seat, Stage::Streams);
-        self.level();
+        self.rebalance();
     }
 
     fn advance(&mut self, id: RequestId, seat: SeatId, stage: Stage) {
         let dispatch = &mut self.seats[usize::from(seat.0)];
         let live = self.live.get_mut(&id);
         let live = live.filter(|live| live.place.seat() == Some(seat));
-        if let Some(live) = live.filter(|live| live.hold.stage() != Stage::Streams) {
-            dispatch.burden.advance(&mut live.hold, stage);
+        if let Some(live) = live.filter(|live| live.reservation.stage() != Stage::Streams) {
+            dispatch.load.advance(&mut live.reservation, stage);
             dispatch.queue.remove(&id);
         }
     }
 
     /// Pins a request to the determinism class of this seat's child, because the child's output now reaches the client.
     pub(super) fn bind(&mut self, id: RequestId, seat: SeatId) {
-        let Some(kin) = self.seat(seat).kin().cloned() else {
+        let Some(class) = self.seat(seat).class().cloned() else {
             return;
         };
         if let Some(live) = self.live.get_mut(&id) {
-            live.bond = Bond::To(kin);
+            live.pin = Pin::To(class);
         }
     }
 
@@ -214,11 +214,11 @@ impl Assignments {
         let id = record.id;
         let key = self.key.as_ref();
         let live = Live {
-            bond: Bond::of(&record),
+            pin: Pin::of(&record),
             chain: key.map_or_else(Chain::default, |key| key.chain(&record.prompt)),
             record,
             place: Place::Waiting,
-            hold: Hold::default(),
+            reservation: Reservation::default(),
             goes_to: None,
             was_moved: false,
             given_at: 0,
@@ -238,7 +238,7 @@ impl Assignments {
         let mut live = self.live.remove(&id)?;
         if let Some(seat) = live.place.seat() {
             let dispatch = &mut self.seats[usize::from(seat.0)];
-            dispatch.forget(id, live.hold);
+            dispatch.forget(id, live.reservation);
             // The next turn of the conversation will begin with this prompt and answer.
             if let (Some(key), Some(prefixes)) = (&self.key, &mut dispatch.prefixes) {
                 let progress = live.record.progress.lock();
@@ -256,7 +256,7 @@ impl Assignments {
         if was_suspect || !self.suspects.is_empty() {
             self.hand_out();
         } else {
-            self.level();
+            self.rebalance();
         }
     }
 
@@ -275,7 +275,7 @@ impl Assignments {
             return;
         };
         if let Some(seat) = live.place.seat() {
-            self.seats[usize::from(seat.0)].forget(id, live.hold);
+            self.seats[usize::from(seat.0)].forget(id, live.reservation);
             live.place = Place::Waiting;
         }
     }
@@ -312,7 +312,7 @@ impl Assignments {
     }
 
     /// Requests that were in flight on a dead child, including those that departed earlier.
-    pub(super) fn bereft(&self, seat: SeatId) -> Vec<RequestId> {
+    pub(super) fn in_flight(&self, seat: SeatId) -> Vec<RequestId> {
         let had = |live: &&Live| {
             live.place.seat() == Some(seat) || live.left.is_some_and(|left| left.seat == seat)
         };
@@ -330,7 +330,12 @@ impl Assignments {
     // === suspects ===
 
     /// Judges a request that was with a dead child.
-    pub(super) fn accuse(&mut self, id: RequestId, of: &Inquest<'_>, toll: Toll) -> Verdict {
+    pub(super) fn accuse(
+        &mut self,
+        id: RequestId,
+        of: &Inquest<'_>,
+        recent_deaths: RecentDeaths,
+    ) -> Verdict {
         let Some(live) = self.live.get_mut(&id) else {
             return Verdict::Unchanged;
         };
@@ -344,7 +349,7 @@ impl Assignments {
             return Verdict::Unchanged;
         }
         let alone = of.alone && self.suspects.contains(&id);
-        let is_at_its_place = live.suspicion.note(Sighting {
+        let is_at_its_place = live.suspicion.note(DeathEvidence {
             spot,
             history,
             signature: (of.cause.manner(), of.scene.within),
@@ -352,7 +357,7 @@ impl Assignments {
         });
         let is_suspect = live.suspicion.is_suspect();
         let job_id = live.record.job_id.as_str();
-        if live.suspicion.is_proven(toll) {
+        if live.suspicion.is_proven(recent_deaths) {
             let deaths = live.suspicion.deaths();
             return Verdict::Proven { deaths };
         }
@@ -413,7 +418,7 @@ impl Live {
 
     /// True once the present child has drawn a token of the request.
     pub(super) fn streams(&self) -> bool {
-        self.hold.stage() == Stage::Streams
+        self.reservation.stage() == Stage::Streams
     }
 
     fn has_tokens(&self) -> bool {

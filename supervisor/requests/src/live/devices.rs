@@ -14,7 +14,7 @@
 use super::Requests;
 use super::assignments::Assignments;
 use super::dispatch::{Dispatch, Place};
-use crate::kin::Kin;
+use crate::determinism::DeterminismClass;
 use crate::record::{Failure, Record};
 use crate::violation::Violation;
 use std::num::NonZeroU8;
@@ -32,18 +32,18 @@ struct Device {
     /// Failure for requests that only this device could continue. `Some`: the device gets no further child.
     stranded: Option<Failure>,
     /// Determinism class of the newest child that served on the device.
-    kin: Option<Kin>,
+    class: Option<DeterminismClass>,
 }
 
 /// Children that may continue a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Bond {
+pub(super) enum Pin {
     /// Any child: the client has received nothing.
     Free,
     /// Children of the first device's class: an earlier supervisor began the request, and its log does not name the
     /// class.
     Unknown,
-    To(Kin),
+    To(DeterminismClass),
 }
 
 impl Requests {
@@ -115,7 +115,7 @@ impl Requests {
         let request = said.request;
         let dispatch = self.assigned.seat(seat);
         let (child, is_leaving) = (dispatch.child(), dispatch.is_leaving(request));
-        let kin = dispatch.kin().cloned();
+        let class = dispatch.class().cloned();
         let live = self.assigned.get_mut_with(request, seat);
         let (Some(live), Some(child)) = (live, child) else {
             let what = "pages";
@@ -135,7 +135,7 @@ impl Requests {
             pages.truncate(first);
             pages.extend(&said.pages);
             let news = whole_pages(&pages)[known..].to_vec();
-            live.sealed_by = kin;
+            live.sealed_by = class;
             live.sealed = (!pages.is_empty()).then_some(SealedPages { child, pages });
             self.assigned.copy_ahead(child, &news);
         }
@@ -167,21 +167,22 @@ impl Requests {
     // === overdue children ===
 
     /// True if this child and another child of its class accept requests, so that requests could move.
-    pub fn may_doubt(&mut self, seat: SeatId) -> bool {
-        let kin = self.assigned.seat(seat).kin().cloned();
+    pub fn may_set_overdue(&mut self, seat: SeatId) -> bool {
+        let class = self.assigned.seat(seat).class().cloned();
         let open: Vec<_> = self.assigned.open_seats().collect();
         let mut others = open.iter().filter(|other| **other != seat);
-        open.contains(&seat) && others.any(|other| self.assigned.seat(*other).kin() == kin.as_ref())
+        open.contains(&seat)
+            && others.any(|other| self.assigned.seat(*other).class() == class.as_ref())
     }
 
     /// Moves requests of an overdue child to other children that have room. The child gets no submissions until it is
     /// [trusted](Self::trust) again. Returns the number of moved requests.
-    pub fn doubt(&mut self, seat: SeatId) -> usize {
-        if !self.may_doubt(seat) {
+    pub fn set_overdue(&mut self, seat: SeatId) -> usize {
+        if !self.may_set_overdue(seat) {
             return 0;
         }
         self.totals.overdue_children += 1;
-        self.assigned.seat(seat).doubt();
+        self.assigned.seat(seat).set_overdue();
         let mut left = 0;
         for id in self.assigned.may_depart(seat).collect::<Vec<_>>() {
             let Some(other) = self.assigned.seat_with_room(id) else {
@@ -197,12 +198,12 @@ impl Requests {
 
     /// Resumes submissions to a child that made progress. Returns false if it was not overdue.
     pub fn trust(&mut self, seat: SeatId) -> bool {
-        let was_doubted = self.assigned.seat(seat).trust();
-        if was_doubted {
+        let was_overdue = self.assigned.seat(seat).trust();
+        if was_overdue {
             self.totals.recoveries += self.assigned.forget_left(seat) as u64;
             self.assigned.hand_out();
         }
-        was_doubted
+        was_overdue
     }
 }
 
@@ -212,10 +213,10 @@ impl Devices {
     }
 
     /// Notes that a child of this class serves on the device.
-    pub(super) fn serves(&mut self, device: DeviceId, kin: Kin) {
+    pub(super) fn serves(&mut self, device: DeviceId, class: DeterminismClass) {
         *self.get_mut(device) = Device {
             stranded: None,
-            kin: Some(kin),
+            class: Some(class),
         };
     }
 
@@ -225,20 +226,20 @@ impl Devices {
     }
 
     /// True if a child of this class may continue a request with this pin.
-    pub(super) fn allow(&self, bond: &Bond, kin: Option<&Kin>) -> bool {
-        match bond {
-            Bond::Free => true,
-            Bond::Unknown => kin == self.first_kin(),
-            Bond::To(its) => kin == Some(its),
+    pub(super) fn allow(&self, pin: &Pin, class: Option<&DeterminismClass>) -> bool {
+        match pin {
+            Pin::Free => true,
+            Pin::Unknown => class == self.first_kin(),
+            Pin::To(its) => class == Some(its),
         }
     }
 
     /// Failure for a request with this pin, if no present or future child can continue it.
-    fn despair(&self, bond: &Bond) -> Option<&Failure> {
-        let Bond::To(its) = bond else {
+    fn despair(&self, pin: &Pin) -> Option<&Failure> {
+        let Pin::To(its) = pin else {
             return None;
         };
-        let may_have = |device: &Device| device.kin.as_ref().is_none_or(|kin| kin == its);
+        let may_have = |device: &Device| device.class.as_ref().is_none_or(|class| class == its);
         if self.left().any(may_have) {
             return None;
         }
@@ -251,8 +252,8 @@ impl Devices {
     }
 
     /// Determinism class of the first device in use that has one.
-    fn first_kin(&self) -> Option<&Kin> {
-        self.left().find_map(|device| device.kin.as_ref())
+    fn first_kin(&self) -> Option<&DeterminismClass> {
+        self.left().find_map(|device| device.class.as_ref())
     }
 
     fn left(&self) -> impl Iterator<Item = &Device> {
@@ -264,11 +265,11 @@ impl Devices {
     }
 }
 
-impl Bond {
+impl Pin {
     pub(super) fn of(record: &Record) -> Self {
         let progress = record.progress.lock();
-        let scores_told = progress.scores_told().unwrap_or(0);
-        match progress.tokens_out() > 0 || scores_told > 0 {
+        let scores_sent = progress.scores_sent().unwrap_or(0);
+        match progress.tokens_out() > 0 || scores_sent > 0 {
             true => Self::Unknown,
             false => Self::Free,
         }
@@ -291,7 +292,7 @@ impl Assignments {
         }
         let waiting = self.iter().filter(|live| live.place == Place::Waiting);
         let hopeless = waiting.filter_map(|live| {
-            let failure = self.devices().despair(&live.bond)?;
+            let failure = self.devices().despair(&live.pin)?;
             Some((live.record.id, failure.clone()))
         });
         hopeless.collect()
@@ -348,8 +349,8 @@ impl Assignments {
     fn seat_with_room(&self, id: RequestId) -> Option<SeatId> {
         let seat = self.seat_for(id)?;
         let dispatch = &self.seats[usize::from(seat.0)];
-        let want = self.want(self.get(id)?, seat);
-        let has_room = dispatch.burden.has_room(want, dispatch.capacity());
+        let demand = self.demand(self.get(id)?, seat);
+        let has_room = dispatch.load.has_room(demand, dispatch.capacity());
         has_room.then_some(seat)
     }
 
@@ -371,6 +372,6 @@ fn whole_pages(pages: &[SealedPage]) -> &[SealedPage] {
 #[cfg(test)]
 mod adoption_tests;
 #[cfg(test)]
-mod doubt_tests;
+mod overdue_tests;
 #[cfg(test)]
 mod tests;

@@ -1,8 +1,8 @@
 //! Dispatch to the child of one seat: queued commands, and answers that the child owes.
 
 use super::ServedBy;
-use crate::kin::Kin;
-use crate::placement::{Burden, Capacity, Hold};
+use crate::determinism::DeterminismClass;
+use crate::placement::{Capacity, ChildLoad, Reservation};
 use crate::prefixes::Prefixes;
 use crate::record::Record;
 use crate::violation::Violation;
@@ -19,12 +19,12 @@ pub(super) struct Dispatch {
     /// The child accepts submissions.
     is_open: bool,
     /// The child gets no submissions for now, because its step is overdue.
-    is_doubted: bool,
+    is_overdue: bool,
     /// Determinism class of the child that serves or served last.
-    kin: Option<Kin>,
+    class: Option<DeterminismClass>,
     capacity: Capacity,
     /// Load by the requests that the child has.
-    pub(super) burden: Burden,
+    pub(super) load: ChildLoad,
     /// Requests that the child has not begun.
     pub(super) queue: BTreeSet<RequestId>,
     /// Requests that were called back for another seat, by that seat.
@@ -69,8 +69,8 @@ impl Dispatch {
         self.is_open
     }
 
-    pub(super) fn kin(&self) -> Option<&Kin> {
-        self.kin.as_ref()
+    pub(super) fn class(&self) -> Option<&DeterminismClass> {
+        self.class.as_ref()
     }
 
     pub(super) fn capacity(&self) -> Capacity {
@@ -83,7 +83,7 @@ impl Dispatch {
             slots: by.slots,
             kv_tokens: by.kv_tokens,
         };
-        self.kin = Some(by.kin);
+        self.class = Some(by.class);
         self.end_copies_ahead();
     }
 
@@ -98,24 +98,24 @@ impl Dispatch {
     /// Stops submissions. Queued commands are still sent.
     pub(super) fn stop(&mut self) {
         self.is_open = false;
-        self.is_doubted = false;
+        self.is_overdue = false;
     }
 
     /// Suspends submissions to an overdue child.
-    pub(super) fn doubt(&mut self) {
-        self.is_doubted = std::mem::take(&mut self.is_open);
+    pub(super) fn set_overdue(&mut self) {
+        self.is_overdue = std::mem::take(&mut self.is_open);
     }
 
     /// Resumes submissions. Returns false if they were not suspended.
     pub(super) fn trust(&mut self) -> bool {
-        let was_doubted = std::mem::take(&mut self.is_doubted);
-        self.is_open |= was_doubted;
-        was_doubted
+        let was_overdue = std::mem::take(&mut self.is_overdue);
+        self.is_open |= was_overdue;
+        was_overdue
     }
 
     /// True if the child accepts submissions, or may do so again.
     pub(super) fn may_take_work(&self) -> bool {
-        self.is_open || self.is_doubted
+        self.is_open || self.is_overdue
     }
 
     /// True if no command is queued.
@@ -124,7 +124,7 @@ impl Dispatch {
     }
 
     pub(super) fn given(&self) -> usize {
-        self.burden.given
+        self.load.given
     }
 
     /// True if the child has no request and owes no answer.
@@ -238,14 +238,14 @@ impl Dispatch {
     }
 
     /// Removes a request from the child's load.
-    pub(super) fn forget(&mut self, id: RequestId, hold: Hold) {
-        self.burden.remove(hold);
+    pub(super) fn forget(&mut self, id: RequestId, reservation: Reservation) {
+        self.load.remove(reservation);
         self.queue.remove(&id);
         self.leaves_for.retain(|_, it| *it != id);
     }
 
     /// Clears the state of a dead child, which will not answer any more.
-    pub(super) fn bury(&mut self) {
+    pub(super) fn reaped(&mut self) {
         self.leaving.clear();
         self.prefixes = None;
     }

@@ -82,7 +82,7 @@ fn counts_survive_a_death() {
     let scene = Scene::default();
     journal
         .requests
-        .bury(SEAT, &DeathCause::Signalled(9), &scene, now);
+        .reaped(SEAT, &DeathCause::Signalled(9), &scene, now);
     journal.serve(SEAT);
     journal.commands();
     journal

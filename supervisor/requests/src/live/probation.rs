@@ -17,7 +17,7 @@
 //! the child's bookkeeping beside a step.
 
 use crate::scene::Scene;
-use crate::suspicion::Toll;
+use crate::suspicion::RecentDeaths;
 use std::time::{Duration, Instant};
 use worker_orcd_ipc::RequestId;
 use worker_orcd_lifecycle::{Blame, DeathCause, SeatId};
@@ -88,9 +88,9 @@ impl Probation {
         }
     }
 
-    pub(super) fn toll(&self, now: Instant) -> Toll {
+    pub(super) fn recent_deaths(&self, now: Instant) -> RecentDeaths {
         let in_last_minute = |at: &&Instant| now.duration_since(**at) <= MINUTE;
-        Toll {
+        RecentDeaths {
             lately: self.deaths.len() as u32,
             last_minute: self.deaths.iter().filter(in_last_minute).count() as u32,
         }

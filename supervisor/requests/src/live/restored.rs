@@ -41,7 +41,7 @@ impl Requests {
                 wal.accepted(&record);
                 wal.ended(&record, Some(end), now);
             }
-            self.untold.push(record);
+            self.unsent.push(record);
         } else {
             let id = record.id;
             self.submit(record);
@@ -65,10 +65,10 @@ impl Requests {
 
     /// Ends requests of an earlier supervisor that cannot continue, because this model cannot decode their tokens.
     pub fn fail_restored(&mut self, failure: &Failure, now: Instant) {
-        for record in std::mem::take(&mut self.untold) {
+        for record in std::mem::take(&mut self.unsent) {
             record.progress.lock().disown(failure);
         }
-        let is_restored = |record: &&Record| record.progress.lock().is_untold();
+        let is_restored = |record: &&Record| record.progress.lock().is_unsent();
         let restored = self.assigned.records().filter(is_restored);
         let restored: Vec<_> = restored.map(|record| record.id).collect();
         for id in restored {
@@ -78,7 +78,7 @@ impl Requests {
 
     /// Decodes the tokens of restored requests, once a vocabulary is known.
     pub(super) fn retell(&mut self, text: &Arc<Text>) {
-        let ended = std::mem::take(&mut self.untold);
+        let ended = std::mem::take(&mut self.unsent);
         let records = ended.iter().map(|record| &**record);
         for record in records.chain(self.assigned.records()) {
             let mut progress = record.progress.lock();
@@ -116,8 +116,8 @@ mod tests {
             generated: generated.iter().map(|token| TokenId(*token)).collect(),
             cached_tokens: None,
             drafts: Drafts::default(),
-            told_logprobs: vec![],
-            told_prompt: vec![],
+            sent_logprobs: vec![],
+            sent_prompt: vec![],
             on_fault: OnFault::Resume,
             accepted_at_ms: 0,
             deadline_ms: None,
@@ -181,7 +181,7 @@ mod tests {
         };
         let mut request = restored(&[0, 1], None);
         request.request.params = params(|it| it.logprobs = Some(0));
-        request.told_logprobs = vec![logprobs(-1.0), logprobs(-2.0)];
+        request.sent_logprobs = vec![logprobs(-1.0), logprobs(-2.0)];
         let (mut journal, mut stream) = inherit(request, Skip::Pieces(1));
         journal.serve(SEAT);
         let next = StepReport {
@@ -194,14 +194,14 @@ mod tests {
         };
         journal.requests.step(SEAT, &next, journal.now).unwrap();
         let (events, _) = read(&mut stream);
-        let told = events.iter().filter_map(|event| match event {
+        let sent = events.iter().filter_map(|event| match event {
             StreamEvent::Text(piece) => piece.logprobs.as_deref(),
             _ => None,
         });
-        let told = told.flat_map(|it| &it.tokens);
+        let sent = sent.flat_map(|it| &it.tokens);
         let of_token = |it: &ListedToken| it.logprobs.as_ref().map(|it| it.of_token);
-        let told: Vec<_> = told.map(|it| (it.offset, of_token(it))).collect();
-        assert_eq!(told, [(1, Some(-2.0)), (2, Some(-3.0))]);
+        let sent: Vec<_> = sent.map(|it| (it.offset, of_token(it))).collect();
+        assert_eq!(sent, [(1, Some(-2.0)), (2, Some(-3.0))]);
     }
 
     #[test]

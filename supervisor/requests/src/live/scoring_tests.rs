@@ -78,10 +78,10 @@ fn the_next_child_is_asked_for_what_is_not_known_yet() {
         [Command::Submit(submission)] => submission.prompt_logprobs,
         other => panic!("{other:?}"),
     };
-    let expected = |told| {
+    let expected = |sent| {
         Some(PromptLogprobs {
             top: 0,
-            reported: told,
+            reported: sent,
         })
     };
     assert_eq!(asked(&mut journal), expected(0));

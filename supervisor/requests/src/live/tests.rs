@@ -173,7 +173,7 @@ fn a_request_goes_on_with_the_next_child_behind_the_tokens_it_has() {
     journal.requests.suspend(SEAT);
     journal
         .requests
-        .bury(SEAT, &signal(), &Scene::default(), journal.now);
+        .reaped(SEAT, &signal(), &Scene::default(), journal.now);
     assert!(stream.recovering());
     let (waiting, _second) = journal.submit(request("other"));
     assert_eq!(journal.commands(), []);
@@ -210,7 +210,7 @@ fn on_fault_fail_ends_with_one_retriable_error() {
         .unwrap();
     journal
         .requests
-        .bury(SEAT, &signal(), &Scene::default(), journal.now);
+        .reaped(SEAT, &signal(), &Scene::default(), journal.now);
     let (events, over) = read(&mut stream);
     assert!(over);
     assert_eq!(text_of(&events), "a");
@@ -224,7 +224,7 @@ fn an_operators_kills_end_no_stream_however_many_there_are() {
     let mut journal = Journal::serving();
     let (id, mut stream) = journal.submit(request("job"));
     for _ in 0..50 {
-        journal.requests.bury(
+        journal.requests.reaped(
             SEAT,
             &DeathCause::Signalled(9),
             &Scene::default(),
@@ -380,7 +380,7 @@ fn a_waiting_request_that_ends_is_never_submitted() {
     let mut journal = Journal::serving();
     journal
         .requests
-        .bury(SEAT, &signal(), &Scene::default(), journal.now);
+        .reaped(SEAT, &signal(), &Scene::default(), journal.now);
     let (id, _stream) = journal.submit(request("job"));
     journal.requests.cancel(id, journal.now);
     journal.serve(SEAT);
@@ -433,7 +433,7 @@ fn a_pause_is_counted_from_the_last_token_and_only_where_a_stream_went_over() {
     journal.later(Duration::from_secs(2));
     journal
         .requests
-        .bury(SEAT, &signal(), &Scene::default(), journal.now);
+        .reaped(SEAT, &signal(), &Scene::default(), journal.now);
     journal.serve(SEAT);
     journal.commands();
     journal.later(Duration::from_secs(3));

@@ -51,7 +51,7 @@ impl Progress {
     }
 
     /// Number of prompt tokens with known log probabilities. `None` if they are not requested.
-    pub fn scores_told(&self) -> Option<u32> {
+    pub fn scores_sent(&self) -> Option<u32> {
         let scores = self.scores.as_ref();
         scores.map(|scores| scores.known.len() as u32)
     }

@@ -89,7 +89,7 @@ struct Client {
     killer: bool,
     cancelled: bool,
     /// Determinism class of the child that drew the first token.
-    kin: Option<&'static str>,
+    class: Option<&'static str>,
     /// `None` once the client has disconnected.
     stream: Option<RequestStream>,
     text: String,
@@ -205,7 +205,7 @@ impl World {
             id,
             killer,
             cancelled: false,
-            kin: None,
+            class: None,
             stream: Some(stream),
             text: String::new(),
             lists,
@@ -240,8 +240,8 @@ impl World {
                 let nobody_has_it = elsewhere.all(|child| child.has().all(|it| it != id));
                 assert!(nobody_has_it, "assigned twice");
                 let client = self.clients.iter().find(|it| it.id == id);
-                if let Some(began_on) = client.and_then(|it| it.kin) {
-                    assert_eq!(began_on, self.kin(device), "continued in another class");
+                if let Some(began_on) = client.and_then(|it| it.class) {
+                    assert_eq!(began_on, self.class(device), "continued in another class");
                 }
                 self.child(device).queue.push((id, next));
             }
@@ -258,7 +258,7 @@ impl World {
     }
 
     fn step(&mut self, device: DeviceId) {
-        let (seat, kin) = (self.seat(device), self.kin(device));
+        let (seat, class) = (self.seat(device), self.class(device));
         let child = &mut self.children[usize::from(device.0)];
         if !child.serving {
             return;
@@ -287,7 +287,7 @@ impl World {
         report.began = began;
         for (id, _, _) in tokens {
             let client = self.clients.iter_mut().find(|it| it.id == id);
-            client.expect("a client").kin.get_or_insert(kin);
+            client.expect("a client").class.get_or_insert(class);
         }
         let lists = |id: RequestId| self.clients.iter().any(|it| it.id == id && it.lists);
         let listed = report.drawn.iter().filter(|drawn| lists(drawn.request));
@@ -395,7 +395,7 @@ proptest! {
                 Err(ErrorCode::Cancelled) => prop_assert!(client.cancelled),
                 Err(ErrorCode::InferenceTimeout) => {}
                 Err(ErrorCode::WorkerUnhealthy) => {
-                    let is_lost = client.kin.is_some_and(|kin| world.lost.contains(kin));
+                    let is_lost = client.class.is_some_and(|class| world.lost.contains(class));
                     prop_assert!(is_lost, "{} could have continued", client.id);
                 }
                 Err(ErrorCode::Quarantined) => prop_assert!(client.killer, "{}", client.id),

@@ -197,8 +197,8 @@ impl Machine {
 
     fn report(&mut self, tokens: &[(RequestId, u32, u32)], ends: &[(RequestId, FinishReason)]) {
         let report = step(tokens, ends);
-        let told = self.journal.requests.step(SEAT, &report, self.journal.now);
-        told.expect("a report without violations");
+        let sent = self.journal.requests.step(SEAT, &report, self.journal.now);
+        sent.expect("a report without violations");
     }
 
     fn step(&mut self) {
@@ -306,7 +306,7 @@ impl Machine {
         let cause = DeathCause::Signalled(11);
         self.journal
             .requests
-            .bury(SEAT, &cause, &scene, self.journal.now);
+            .reaped(SEAT, &cause, &scene, self.journal.now);
         self.journal.later(Duration::from_millis(START_MS));
         self.journal.serve(SEAT);
     }

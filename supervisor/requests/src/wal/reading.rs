@@ -51,7 +51,7 @@ pub fn read(log: OwnedFd, ending: Ending) -> io::Result<Vec<Restored>> {
         }
         Entry::Scored(request, logprobs) => {
             if let Some(request) = requests.get_mut(&request) {
-                request.told_prompt.extend(logprobs);
+                request.sent_prompt.extend(logprobs);
             }
         }
         Entry::Ended {
@@ -109,7 +109,7 @@ fn add_tokens(
     }
     for (request, logprobs) in logprobs {
         if let Some(request) = requests.get_mut(&request) {
-            request.told_logprobs.push(logprobs);
+            request.sent_logprobs.push(logprobs);
         }
     }
     for (request, drafts) in drafts {

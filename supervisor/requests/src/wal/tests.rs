@@ -27,7 +27,7 @@ impl Log {
     fn accept(&mut self, id: u64, prompt: usize) {
         let new = NewRequest {
             prompt: vec![TokenId(7); prompt],
-            presentation: format!("as {id}"),
+            format: format!("as {id}"),
             ..request(&format!("job {id}"))
         };
         let record = Record::new(RequestId(id), new, OnFault::Fail, self.now);
@@ -99,7 +99,7 @@ fn what_was_written_is_read_with_its_tokens_and_its_end() {
         (RequestId(3), vec![0, 1, 2, 3])
     );
     assert_eq!(
-        (read[0].job_id.as_str(), read[0].presentation.as_str()),
+        (read[0].job_id.as_str(), read[0].format.as_str()),
         ("job 3", "as 3")
     );
     assert_eq!((&read[0].end, read[0].on_fault), (&None, OnFault::Fail));
@@ -153,7 +153,7 @@ fn log_probabilities_are_read_with_the_tokens_that_they_are_of() {
     let read = log.read(Ending::Upgrade);
     assert_eq!(read[0].params.logprobs, Some(1));
     assert_eq!(read[0].generated, [TokenId(9), TokenId(7)]);
-    assert_eq!(read[0].told_logprobs, [logprobs(-1.0), logprobs(-0.5)]);
+    assert_eq!(read[0].sent_logprobs, [logprobs(-1.0), logprobs(-0.5)]);
     // The new segment repeats the request.
     let again = |request: Restored, log: &mut Log| {
         let record = Record::restored(request, Clock::at(log.now));
@@ -163,8 +163,8 @@ fn log_probabilities_are_read_with_the_tokens_that_they_are_of() {
         log.read(Ending::Upgrade).remove(0)
     };
     assert_eq!(
-        again(read[0].clone(), &mut log).told_logprobs,
-        read[0].told_logprobs
+        again(read[0].clone(), &mut log).sent_logprobs,
+        read[0].sent_logprobs
     );
     // More than a frame holds.
     let most = Logprobs {
@@ -173,12 +173,12 @@ fn log_probabilities_are_read_with_the_tokens_that_they_are_of() {
         top: vec![(TokenId(u32::MAX), -1.0); 20],
     };
     let many = Restored {
-        told_logprobs: vec![most; MAX_FRAME_BYTES / 180],
+        sent_logprobs: vec![most; MAX_FRAME_BYTES / 180],
         ..read[0].clone()
     };
     assert_eq!(
-        again(many.clone(), &mut log).told_logprobs,
-        many.told_logprobs
+        again(many.clone(), &mut log).sent_logprobs,
+        many.sent_logprobs
     );
 }
 
@@ -274,7 +274,7 @@ fn a_token_whose_log_probabilities_a_kill_cut_off_is_forgotten_with_them() {
     let count = 2 * LOGPROBS_AT_ONCE + 1;
     let long = Restored {
         generated: vec![TokenId(7); count],
-        told_logprobs: vec![logprobs; count],
+        sent_logprobs: vec![logprobs; count],
         sealed: None,
         ..log.read(Ending::Upgrade).remove(0)
     };
@@ -284,7 +284,7 @@ fn a_token_whose_log_probabilities_a_kill_cut_off_is_forgotten_with_them() {
     assert!(log.wal.buffer.capacity() <= BUFFER_BYTES);
     let known = |log: &Log| {
         let read = log.read(Ending::Crash).remove(0);
-        assert_eq!(read.generated.len(), read.told_logprobs.len());
+        assert_eq!(read.generated.len(), read.sent_logprobs.len());
         assert_eq!(read.sealed.is_some(), read.generated.len() == count);
         read.generated.len()
     };

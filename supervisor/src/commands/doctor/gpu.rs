@@ -10,7 +10,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 use std::time::Duration;
-use worker_orcd_engine::nvml::Witness;
+use worker_orcd_engine::nvml::NvmlMonitor;
 use worker_orcd_engine::nvml::driver_is_loaded;
 use worker_orcd_engine::nvml::library::{Gauges, Identity};
 use worker_orcd_lifecycle::RecoveryAction;
@@ -53,7 +53,7 @@ pub(super) fn all(
                 1 => String::new(),
                 _ => format!("cuda:{ordinal}: "),
             };
-            nvml(&which, Witness::look(*ordinal, NVML_PATIENCE))
+            nvml(&which, NvmlMonitor::look(*ordinal, NVML_PATIENCE))
         }));
     }
     findings

@@ -8,7 +8,7 @@ use crate::http::App;
 use crate::logging;
 use std::net::SocketAddr;
 use worker_orcd_ipc::DeviceSelector;
-use worker_orcd_text::tools::Thoughts;
+use worker_orcd_text::tools::ReasoningFormat;
 
 /// Announces that the model is ready: in the log, and to `--callback-url`. False if the callback failed.
 pub(super) async fn announce(config: &Config, app: &App, addresses: &[SocketAddr]) -> bool {
@@ -34,7 +34,7 @@ pub(super) async fn announce(config: &Config, app: &App, addresses: &[SocketAddr
         device_name = model.device.name,
         generation = app.engine.snapshot().child().map(|child| child.generation),
         tool_call_parser = parsing.calls.map_or("none", <&str>::from),
-        reasoning_parser = parsing.thinking.map_or("none", Thoughts::word),
+        reasoning_parser = parsing.thinking.map_or("none", ReasoningFormat::word),
         uri,
         "ready"
     );

@@ -1,6 +1,6 @@
 //! Listening sockets for clients and the operator, opened before a model is loaded.
 
-use super::inheritance::Sockets;
+use super::handoff::Sockets;
 use crate::commands::end_with;
 use crate::config::HttpConfig;
 use crate::descriptors::{self, TooFew};

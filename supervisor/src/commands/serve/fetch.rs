@@ -19,8 +19,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 use worker_orcd_cli::model_name::cache_directory;
-use worker_orcd_cli::pull::news::News;
-use worker_orcd_cli::pull::{self, Errand, Transfer};
+use worker_orcd_cli::pull::progress::ProgressEvent;
+use worker_orcd_cli::pull::{self, Download, Transfer};
 use worker_orcd_engine::driver::service_manager::ServiceManager;
 use worker_orcd_lifecycle::SupervisorExit;
 
@@ -45,12 +45,12 @@ pub(super) async fn fetch(config: &mut Config, signals: &mut Signals) -> Result<
     let child = config.child_binary.clone();
     let transfer = Transfer::in_groups();
     let of_getter = transfer.clone();
-    let (words, told) = channel();
+    let (words, sent) = channel();
     let (done, got) = oneshot::channel();
-    let manager = thread::Builder::new().name("fetch-news".to_owned());
+    let manager = thread::Builder::new().name("fetch-event".to_owned());
     let getter = thread::Builder::new().name("fetch".to_owned());
     let started = manager
-        .spawn(move || notify_service_manager(&told))
+        .spawn(move || notify_service_manager(&sent))
         .and_then(|_| {
             getter.spawn(move || {
                 // The receiver is gone if the worker was stopped.
@@ -101,23 +101,23 @@ fn get(
     let none = || anyhow::anyhow!("there is no place for it: HOME and XDG_CACHE_HOME are not set");
     let directory = cache_directory().ok_or_else(none)?;
     tracing::info!(model = name, directory = %directory.display(), "model_fetch");
-    let errand = Errand {
+    let download = Download {
         child,
-        on_news: Box::new(move |news| {
+        on_progress: Box::new(move |event| {
             // The receiver may be gone.
-            let _ = words.send(news.to_string());
-            log(&news);
+            let _ = words.send(event.to_string());
+            log(&event);
         }),
         retries: Some(RETRIES),
         transfer,
     };
-    pull::get(name, &directory, &errand)
+    pull::get(name, &directory, &download)
 }
 
-fn log(news: &News) {
-    match news {
-        News::Kept(path) => tracing::info!(path = %path.display(), "model_fetch_kept"),
-        News::Begins { what, at } => {
+fn log(event: &ProgressEvent) {
+    match event {
+        ProgressEvent::Kept(path) => tracing::info!(path = %path.display(), "model_fetch_kept"),
+        ProgressEvent::Begins { what, at } => {
             tracing::info!(
                 from = what,
                 bytes = at.whole,
@@ -125,23 +125,23 @@ fn log(news: &News) {
                 "model_fetch_begins"
             );
         }
-        News::Goes { what, progress } => tracing::info!(
+        ProgressEvent::Goes { what, progress } => tracing::info!(
             file = what,
             %progress,
             percent = progress.at.percent(),
             bytes_per_second = progress.rate,
             "model_fetch_goes_on"
         ),
-        News::Again { why, after } => {
+        ProgressEvent::Again { why, after } => {
             tracing::warn!(reason = why, after_s = after.as_secs(), "model_fetch_again");
         }
-        News::Came { what, progress } => tracing::info!(
+        ProgressEvent::Came { what, progress } => tracing::info!(
             file = what,
             bytes = progress.at.whole,
             bytes_per_second = progress.rate,
             "model_fetched"
         ),
-        News::Checked(words) => tracing::info!(is = words, "model_checked"),
+        ProgressEvent::Checked(words) => tracing::info!(is = words, "model_checked"),
     }
 }
 

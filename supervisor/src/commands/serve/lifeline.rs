@@ -23,7 +23,7 @@ use std::process::Command;
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 use worker_orcd_engine::child::spawn::Spawner;
-use worker_orcd_engine::estate::passage::{self, Label, Passage};
+use worker_orcd_engine::handoff::passage::{self, Label, Passage};
 use worker_orcd_process::signal_mask::blocked;
 
 /// Time from `exec` to the first turn of the driver.

@@ -4,8 +4,8 @@
 //! start: settings, the bundle, paths, sockets, the model if it changed, requests that must fit, threads and an
 //! interpreter. Then it writes [`answer_to`] and ends.
 
-use super::inheritance::{Found, Inherited, find};
-use super::sockets::check_places;
+use super::handoff::{Found, Predecessor, find};
+use super::sockets::check_addresses;
 use super::upgrade::answer_to;
 use crate::config::environment::Environment;
 use crate::config::{Config, ConfigErrors};
@@ -62,7 +62,7 @@ fn rehearse(arguments: &ArgMatches) -> Result<String, String> {
     }
     let mut inherited = inherited()?;
     inherited.settle(&mut config);
-    check_places(&config)?;
+    check_addresses(&config)?;
     let requests = inherited.requests().map_err(|error| error.to_string())?;
     check_that_requests_fit(&config, &requests)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -81,16 +81,16 @@ fn rehearse(arguments: &ArgMatches) -> Result<String, String> {
     Ok(answer_to(inherited.nonce))
 }
 
-fn inherited() -> Result<Inherited, String> {
-    let parcel = io::stdin().as_fd().try_clone_to_owned();
-    let parcel = UnixDatagram::from(parcel.map_err(|error| error.to_string())?);
-    let Found { last, unreadable } = find(None, &[parcel]).map_err(|error| error.to_string())?;
+fn inherited() -> Result<Predecessor, String> {
+    let bundle = io::stdin().as_fd().try_clone_to_owned();
+    let bundle = UnixDatagram::from(bundle.map_err(|error| error.to_string())?);
+    let Found { last, unreadable } = find(None, &[bundle]).map_err(|error| error.to_string())?;
     let reason = || format!("nothing to rehearse with: {}", unreadable.join("; "));
     last.ok_or_else(reason)
 }
 
 /// Binds new addresses and closes them.
-async fn check_sockets(config: &mut Config, inherited: &mut Inherited) -> Result<(), String> {
+async fn check_sockets(config: &mut Config, inherited: &mut Predecessor) -> Result<(), String> {
     let sockets = inherited.sockets(&config.http);
     if sockets.given {
         let addresses: io::Result<Vec<_>> = sockets
@@ -114,7 +114,7 @@ async fn check_sockets(config: &mut Config, inherited: &mut Inherited) -> Result
     }
 }
 
-async fn check_model(config: &Config, inherited: &Inherited) -> Result<(), String> {
+async fn check_model(config: &Config, inherited: &Predecessor) -> Result<(), String> {
     let path = config.model.to_string_lossy();
     if *path == *inherited.model_path() {
         return Ok(());

@@ -1,6 +1,6 @@
 //! Listening addresses, and paths that children need.
 
-use super::inheritance::{Inherited, Sockets};
+use super::handoff::{Predecessor, Sockets};
 use crate::config::{Config, HttpConfig};
 use std::io;
 use std::net::TcpListener as StdListener;
@@ -11,11 +11,11 @@ use worker_orcd_engine::child::socket::PrivateDir;
 pub(super) fn sockets(
     config: &mut Config,
     handed: Vec<StdListener>,
-    inherited: &mut Option<Inherited>,
+    inherited: &mut Option<Predecessor>,
 ) -> Result<Sockets, String> {
     let given = !handed.is_empty();
     listen_at(&mut config.http, &handed)?;
-    match (check_places(config), &inherited) {
+    match (check_addresses(config), &inherited) {
         // The running child needs no directory. The next one gets a new one.
         (Err(reason), Some(last)) if last.is_of_an_upgrade() => {
             tracing::error!(reason, "directory_missing");
@@ -33,7 +33,7 @@ pub(super) fn sockets(
 }
 
 /// Checks paths that every child needs. Their absence would not be a child's fault.
-pub(super) fn check_places(config: &Config) -> Result<(), String> {
+pub(super) fn check_addresses(config: &Config) -> Result<(), String> {
     PrivateDir::create().map_err(|error| error.to_string())?;
     let Some(trace) = &config.load.trace else {
         return Ok(());

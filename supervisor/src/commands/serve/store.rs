@@ -3,7 +3,7 @@
 //! A bundle is stored when the model serves, and again after each change. The bundle contains the memory of the
 //! journal's write-ahead log, which grows in place.
 
-use super::inheritance::Estate;
+use super::handoff::SupervisorHandoff;
 use crate::http::App;
 use sd_notify::NotifyState;
 use std::io;
@@ -34,15 +34,15 @@ pub(super) async fn keep(app: Arc<App>, listeners: Arc<[TcpListener]>, stored: S
         return;
     }
     let mut known = 0;
-    while app.engine.estate_changed(&mut known).await {
-        let Some(engine) = app.engine.copy_estate().await else {
+    while app.engine.handoff_changed(&mut known).await {
+        let Some(engine) = app.engine.copy_handoff().await else {
             return;
         };
         let before = stored.number();
         let number = before + 1;
         let (worker_id, listeners) = (app.worker_id, Arc::clone(&listeners));
         let store = move || {
-            let parcel = Estate {
+            let bundle = SupervisorHandoff {
                 number,
                 nonce: Uuid::nil(),
                 worker_id,
@@ -52,14 +52,14 @@ pub(super) async fn keep(app: Arc<App>, listeners: Arc<[TcpListener]>, stored: S
                 connections: Vec::new(),
                 listeners_given: false,
             };
-            let parcel = parcel.pack()?;
-            put(&name(number), &parcel)?;
+            let bundle = bundle.pack()?;
+            put(&name(number), &bundle)?;
             remove(&name(before))
         };
         // The service manager may not read.
         match tokio::task::spawn_blocking(store).await {
             Ok(Ok(())) => {
-                info!(number, "estate_stored");
+                info!(number, "handoff_stored");
                 stored.0.store(number, Ordering::Release);
             }
             Ok(Err(error)) => warn!(%error, "estate_not_stored"),
@@ -69,17 +69,17 @@ pub(super) async fn keep(app: Arc<App>, listeners: Arc<[TcpListener]>, stored: S
 }
 
 fn name(number: u64) -> String {
-    format!("estate-{number}")
+    format!("handoff-{number}")
 }
 
-fn put(name: &str, parcel: &impl AsFd) -> io::Result<()> {
+fn put(name: &str, bundle: &impl AsFd) -> io::Result<()> {
     let words = [
         NotifyState::FdStore,
         NotifyState::FdName(name),
         // A closed peer is no reason to drop it.
         NotifyState::Custom("FDPOLL=0"),
     ];
-    sd_notify::notify_with_fds(&words, &[parcel.as_fd()])
+    sd_notify::notify_with_fds(&words, &[bundle.as_fd()])
 }
 
 fn remove(name: &str) -> io::Result<()> {

@@ -10,7 +10,7 @@
 //! that, this program continues if the new one cannot be executed, or does not reach the first turn of its driver
 //! ([`lifeline`]).
 
-use super::inheritance::Estate;
+use super::handoff::SupervisorHandoff;
 use super::lifeline;
 use super::store::Stored;
 use crate::commands::end_with;
@@ -36,7 +36,7 @@ use tokio::net::unix::pipe::Receiver;
 use tokio::time::timeout;
 use uuid::Uuid;
 use worker_orcd_engine::child::spawn::Spawner;
-use worker_orcd_engine::estate::passage::Label;
+use worker_orcd_engine::handoff::passage::Label;
 use worker_orcd_ipc::Exit;
 use worker_orcd_process::reap::Process;
 use worker_orcd_process::signal_mask::unblocked;
@@ -87,7 +87,7 @@ impl Program {
     }
 
     /// Runs the rehearsal of the program that is at the path now, on a copy of the handoff state.
-    async fn rehearse(&self, parcel: OwnedFd, nonce: Uuid) -> Result<(), String> {
+    async fn rehearse(&self, bundle: OwnedFd, nonce: Uuid) -> Result<(), String> {
         let path = self.path.display();
         let mut command = Command::new(&self.path);
         let serve = self.arguments.first().is_some_and(|it| it == "serve");
@@ -96,7 +96,7 @@ impl Program {
             .args(&self.arguments[usize::from(serve)..])
             // The timeout kills its whole process group.
             .process_group(0)
-            .stdin(parcel)
+            .stdin(bundle)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         without_descriptors_of_systemd(&mut command);
@@ -232,15 +232,15 @@ impl Holdings {
             Ok(Err(_)) => return Err("the engine has ended".to_owned()),
             Err(_) => return Err("the worker is starting".to_owned()),
         }
-        let engine = self.app.engine.copy_estate().await;
+        let engine = self.app.engine.copy_handoff().await;
         let engine = engine.ok_or("the engine has ended")?;
         let nonce = Uuid::new_v4();
-        let estate = self.estate(engine, nonce);
-        let parcel = estate
+        let handoff = self.handoff(engine, nonce);
+        let bundle = handoff
             .pack()
             .map_err(|error| format!("nothing can be handed over: {error}"))?;
-        drop(estate);
-        self.program.rehearse(parcel.into(), nonce).await?;
+        drop(handoff);
+        self.program.rehearse(bundle.into(), nonce).await?;
         match self
             .server
             .handover()
@@ -252,8 +252,12 @@ impl Holdings {
         }
     }
 
-    fn estate(&self, engine: worker_orcd_engine::estate::EngineEstate, nonce: Uuid) -> Estate {
-        Estate {
+    fn handoff(
+        &self,
+        engine: worker_orcd_engine::handoff::EngineHandoff,
+        nonce: Uuid,
+    ) -> SupervisorHandoff {
+        SupervisorHandoff {
             number: self.stored.number(),
             nonce,
             listeners_given: self.listeners_given,
@@ -281,21 +285,21 @@ impl Holdings {
     /// program can be executed.
     pub(super) async fn hand_over(&self) -> Option<WorkerExit> {
         tracing::info!(program = %self.program.path.display(), "upgrade");
-        let Some(engine) = self.app.engine.leave().await else {
+        let Some(engine) = self.app.engine.hand_over().await else {
             self.call_off("the engine has ended");
             return None;
         };
-        self.app.leaves();
+        self.app.hand_over();
         let connections = self.server.handover().collect().await;
         let unsent_bytes: usize = connections.iter().map(|left| left.note.unsent.len()).sum();
         tracing::info!(count = connections.len(), unsent_bytes, "connections_left");
         logging::settle(LAST_LINES);
-        let estate = Estate {
+        let handoff = SupervisorHandoff {
             connections,
-            ..self.estate(engine, Uuid::nil())
+            ..self.handoff(engine, Uuid::nil())
         };
         let departure = Arc::new(Departure {
-            estate,
+            handoff,
             program: File::open("/proc/self/exe").ok(),
         });
         let next = self.execute(&self.program.path, &departure, None).await;
@@ -322,7 +326,7 @@ impl Holdings {
 
 /// State that passes through `exec`.
 struct Departure {
-    estate: Estate,
+    handoff: SupervisorHandoff,
     /// This program, for the next one's rollback.
     program: Option<File>,
 }
@@ -332,12 +336,12 @@ impl Departure {
         let program = self.program.as_ref().filter(|_| undone.is_none());
         let label = Label {
             has_program: program.is_some(),
-            connections: self.estate.connections.len(),
+            connections: self.handoff.connections.len(),
             arguments: std::env::args_os().collect(),
             variables: std::env::vars_os().collect(),
             undone,
         };
-        let (document, descriptors) = match self.estate.parts() {
+        let (document, descriptors) = match self.handoff.parts() {
             Ok(parts) => parts,
             Err(error) => return error,
         };

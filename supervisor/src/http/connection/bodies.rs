@@ -77,14 +77,14 @@ impl HttpBody for Sent {
 }
 
 /// Response body, which records its progress, and sends a liveness probe if one is requested.
-pub(super) struct Told {
+pub(super) struct TrackedBody {
     pub(super) body: Body,
     pub(super) client: Arc<Client>,
     /// See [`probe_of`].
     pub(super) probe: Option<&'static [u8]>,
 }
 
-impl HttpBody for Told {
+impl HttpBody for TrackedBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -93,7 +93,7 @@ impl HttpBody for Told {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         // The rest of the answer is sent by another supervisor.
-        if self.probe.is_some() && self.client.turn.lock().leaves {
+        if self.probe.is_some() && self.client.turn.lock().is_handed_over {
             return Poll::Pending;
         }
         if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) {
@@ -119,7 +119,7 @@ impl HttpBody for Told {
     }
 }
 
-impl Drop for Told {
+impl Drop for TrackedBody {
     fn drop(&mut self) {
         self.client.turn.lock().complete = true;
     }

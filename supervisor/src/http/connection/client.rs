@@ -1,8 +1,8 @@
 //! Client of a connection, and progress of its present request.
 
 use super::replay::Replay;
+use crate::http::connection_slots::{self, Place};
 use crate::http::handover::{Answer, ConnectionNote, Handover, Held, Left, Stage};
-use crate::http::places::{self, Place};
 use crate::http::resume::HandedOver;
 use axum::body::Bytes;
 use axum::http::header::{CONNECTION, ORIGIN};
@@ -31,7 +31,7 @@ pub(super) struct Client {
     pub(super) place: Place,
     /// The connection uses TLS.
     pub(super) is_secured: bool,
-    pub(super) while_answered: places::Stage,
+    pub(super) while_answered: connection_slots::Stage,
     pub(super) handover: Arc<Handover>,
     pub(super) turn: Mutex<Turn>,
     /// Bytes that precede those of the socket.
@@ -64,7 +64,7 @@ pub(super) struct Turn {
     /// Waker of the stream's reader.
     pub(super) waker: Option<Waker>,
     /// The socket belongs to another supervisor: further output goes to `unsent`.
-    pub(super) leaves: bool,
+    pub(super) is_handed_over: bool,
     pub(super) unsent: Vec<u8>,
     /// The connection is not reused.
     pub(super) closed: bool,
@@ -123,13 +123,13 @@ impl Client {
         let old_http = request.version() == Version::HTTP_10;
         let keeps = text(CONNECTION).is_some_and(|it| it.eq_ignore_ascii_case("keep-alive"));
         let resumed = request.extensions().get::<HandedOver>();
-        let begun = resumed.is_some_and(|resumed| resumed.told.is_some());
+        let begun = resumed.is_some_and(|resumed| resumed.sent.is_some());
         let answer = Answer {
             job_id: String::new(),
             correlation_id: String::new(),
             path: without_job(request.method(), request.uri().path()).to_owned(),
             origin: text(ORIGIN).map(str::to_owned),
-            told: None,
+            sent: None,
             old_http,
             closes: closes || (old_http && !keeps),
         };
@@ -146,12 +146,12 @@ impl Client {
             replay,
             begun,
             writing: turn.writing,
-            leaves: turn.leaves,
+            is_handed_over: turn.is_handed_over,
             unsent: std::mem::take(&mut turn.unsent),
             ..Turn::default()
         };
         drop(turn);
-        self.place.enter(places::Stage::Sending);
+        self.place.enter(connection_slots::Stage::Sending);
     }
 
     /// Waits until requests may begin. `is_let_in`: a probe or a resumed request, which does not wait.
@@ -221,16 +221,16 @@ impl Client {
             unread = [replay.into_bytes()?, unread].concat();
         }
         let position = turn.position.take().filter(|_| turn.begun);
-        let told = position.map(|position| position.delivered());
+        let sent = position.map(|position| position.delivered());
         Some(ConnectionNote {
             unsent: std::mem::take(&mut turn.unsent),
             unread,
-            answer: answer.map(|answer| Answer { told, ..answer }),
+            answer: answer.map(|answer| Answer { sent, ..answer }),
             closes: turn.closed,
         })
     }
 
-    pub(super) fn leave(
+    pub(super) fn hand_over(
         &self,
         note: ConnectionNote,
         door: &mpsc::UnboundedSender<Left>,
@@ -262,7 +262,7 @@ impl Client {
             self.is_known(&mut turn);
             (turn.asked, turn.position) = (None, None);
             drop(turn);
-            self.place.enter(places::Stage::Waiting);
+            self.place.enter(connection_slots::Stage::Waiting);
         }
     }
 
@@ -315,7 +315,7 @@ impl Client {
         }
         let old_http = turn.asked.as_ref().is_some_and(|asked| asked.old_http);
         // HTTP/1.0 has no interim responses.
-        if turn.begun || turn.writing || turn.leaves || old_http {
+        if turn.begun || turn.writing || turn.is_handed_over || old_http {
             return Ok(());
         }
         match self.socket.try_write(INTERIM) {
@@ -338,9 +338,12 @@ mod tests {
         let handover = Arc::new(Handover::default());
         let client = Client {
             socket: TcpStream::connect(listener.local_addr()?).await?,
-            place: places::Places::new(1).take().await.expect("one is free"),
+            place: connection_slots::ConnectionSlots::new(1)
+                .take()
+                .await
+                .expect("one is free"),
             is_secured: true,
-            while_answered: places::Stage::Answered,
+            while_answered: connection_slots::Stage::Answered,
             handover: Arc::clone(&handover),
             turn: Mutex::default(),
             unread: Mutex::default(),

@@ -31,8 +31,8 @@ impl Wire {
         let request = note.answer.as_ref().map(Answer::request);
         *self.client.unread.lock() = [request.unwrap_or_default(), note.unread].concat();
         let answer = note.answer?;
-        self.leaves_out = answer.told.as_ref().map(|_| 0);
-        Some(HandedOver { told: answer.told })
+        self.leaves_out = answer.sent.as_ref().map(|_| 0);
+        Some(HandedOver { sent: answer.sent })
     }
 
     fn read(&self, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
@@ -112,7 +112,7 @@ impl AsyncWrite for Wire {
         }
         let mut turn = self.client.turn.lock();
         turn.writing = true;
-        if turn.leaves {
+        if turn.is_handed_over {
             let before = turn.unsent.len();
             for slice in slices {
                 turn.unsent.extend_from_slice(slice);
@@ -140,7 +140,7 @@ impl AsyncWrite for Wire {
 
     fn poll_shutdown(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut turn = self.client.turn.lock();
-        if turn.leaves {
+        if turn.is_handed_over {
             turn.closed = true;
             return Poll::Ready(Ok(()));
         }

@@ -40,7 +40,7 @@ impl App {
         let (text, tokens) = (Arc::clone(&model.text), tokens.to_vec());
         let bytes = given.len();
         let work = move || hidden(&text, &given, &tokens);
-        self.lanes.run(bytes, work).await.ok_or_else(lost)
+        self.pool.run(bytes, work).await.ok_or_else(lost)
     }
 }
 

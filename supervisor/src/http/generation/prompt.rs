@@ -70,7 +70,7 @@ impl App {
             return Err(lost());
         };
         let work = move || Encoded::of(&content, text.tokenizer().encode_plain(&content), field);
-        let encoded = self.lanes.run(bytes, work).await.ok_or_else(lost)?;
+        let encoded = self.pool.run(bytes, work).await.ok_or_else(lost)?;
         Ok(encoded?.tokens)
     }
 
@@ -93,7 +93,7 @@ impl App {
             let pieces = pieces.map(|(piece, is_own)| (&**piece, *is_own && !parse_special));
             text.tokenizer().encode_pieces(&pieces.collect::<Vec<_>>())
         };
-        let tokens = self.lanes.run(bytes, work).await.ok_or_else(lost)?;
+        let tokens = self.pool.run(bytes, work).await.ok_or_else(lost)?;
         tokens.map_err(|it| ApiError::invalid_field(field, Constraint::Length, it.to_string()))
     }
 
@@ -155,7 +155,7 @@ impl App {
             Input::Prompt(prompt) => {
                 let (text, bytes) = (Arc::clone(&model.text), prompt.len());
                 let work = move || Encoded::of(&prompt, text.encode(&prompt), field);
-                self.lanes.run(bytes, work).await.ok_or_else(lost)?
+                self.pool.run(bytes, work).await.ok_or_else(lost)?
             }
             Input::Chat(chat) => self.encode_chat(model, chat).await,
         }
@@ -177,7 +177,7 @@ impl App {
             let marked = (!parse_special).then(|| text.tokenizer().mark(&chat.conversation));
             (chat, marked.flatten(), is_plain)
         };
-        let marked = self.lanes.run(bytes, mark).await;
+        let marked = self.pool.run(bytes, mark).await;
         let (chat, mut marked, is_plain) = marked.ok_or_else(lost)?;
         if !is_plain {
             let rule = "holds a special token's text, and what is begun so is not continued";
@@ -196,7 +196,7 @@ impl App {
                 let ids = text.encode_rendered(&prompt, &[]);
                 Encoded::of(&prompt, ids, field)
             };
-            return self.lanes.run(bytes, work).await.ok_or_else(lost)?;
+            return self.pool.run(bytes, work).await.ok_or_else(lost)?;
         };
         let (marked_prompt, _more_room) = self.render_begun(model, marked_chat).await?;
         let work = move || {
@@ -205,10 +205,10 @@ impl App {
             let ids = text.encode_rendered(&prompt, &own);
             Some(Encoded::of(&prompt, ids, field))
         };
-        let encoded = self.lanes.run(2 * bytes, work).await.ok_or_else(lost)?;
+        let encoded = self.pool.run(2 * bytes, work).await.ok_or_else(lost)?;
         encoded.unwrap_or_else(|| {
             let message = "hold texts of special tokens, and the model's chat template makes of \
-                           them what cannot be told from its own";
+                           them what cannot be sent from its own";
             Err(unsupported(field, message))
         })
     }
@@ -364,12 +364,12 @@ mod tests {
         let name = || "date_string".to_owned();
         let other = vec![(name(), TemplateSetting::Word("1".to_owned()))];
         assert_eq!(with_today(other.clone()), other);
-        let told = with_today(Vec::new());
-        let [(told_name, TemplateSetting::Word(day))] = &told[..] else {
-            panic!("{told:?}");
+        let sent = with_today(Vec::new());
+        let [(told_name, TemplateSetting::Word(day))] = &sent[..] else {
+            panic!("{sent:?}");
         };
         assert_eq!((told_name, day.len()), (&name(), "26 Jul 2024".len()));
-        assert_eq!(with_today(told.clone()), told);
+        assert_eq!(with_today(sent.clone()), sent);
     }
 
     #[test]

@@ -181,21 +181,21 @@ mod tests {
         let start = Instant::now();
         let snapshot = snapshot(start);
         let clock = clock(start + SILENT_AFTER);
-        let told = device(&snapshot, &clock);
+        let sent = device(&snapshot, &clock);
         for field in [
             "temperature_celsius",
             "power_watts",
             "ecc",
             "recovery_action",
         ] {
-            assert!(told[field].is_null(), "{field}: {told}");
+            assert!(sent[field].is_null(), "{field}: {sent}");
         }
-        assert_eq!(told["last_xid"]["xid"], 63, "what was, was");
-        assert_eq!(told["nvml"]["state"], "silent");
-        assert!(told["nvml"]["reason"].as_str().unwrap().contains("wedged"));
-        let told = memory(&snapshot, &clock);
-        assert!(told["driver_used_bytes"].is_null(), "{told}");
-        assert_eq!(told["baseline_bytes"], 4);
+        assert_eq!(sent["last_xid"]["xid"], 63, "what was, was");
+        assert_eq!(sent["nvml"]["state"], "silent");
+        assert!(sent["nvml"]["reason"].as_str().unwrap().contains("wedged"));
+        let sent = memory(&snapshot, &clock);
+        assert!(sent["driver_used_bytes"].is_null(), "{sent}");
+        assert_eq!(sent["baseline_bytes"], 4);
     }
 
     #[test]
@@ -203,16 +203,16 @@ mod tests {
         let start = Instant::now();
         let snapshot = EngineSnapshot::before_anything(start);
         let clock = clock(start);
-        let told = device(&snapshot, &clock);
+        let sent = device(&snapshot, &clock);
         for field in ["temperature_celsius", "ecc", "last_xid", "recovery_action"] {
-            assert!(told[field].is_null(), "{field}: {told}");
+            assert!(sent[field].is_null(), "{field}: {sent}");
         }
-        assert_eq!(told["nvml"]["state"], "off");
+        assert_eq!(sent["nvml"]["state"], "off");
         assert!(Vram::on(&snapshot, snapshot.device(), &clock).is_none());
-        let told = memory(&snapshot, &clock);
+        let sent = memory(&snapshot, &clock);
         assert!(
-            told.as_object().unwrap().values().all(Value::is_null),
-            "{told}"
+            sent.as_object().unwrap().values().all(Value::is_null),
+            "{sent}"
         );
     }
 }

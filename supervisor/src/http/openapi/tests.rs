@@ -5,11 +5,11 @@ use crate::http::tests::app;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use strum::VariantArray as _;
+use worker_orcd_api::answer_format::AnswerRequest;
 use worker_orcd_api::execute::EXECUTE;
 use worker_orcd_api::fields::Fields;
 use worker_orcd_api::openai::Kind;
 use worker_orcd_api::openai::request::reader;
-use worker_orcd_api::presentation::AnswerRequest;
 use worker_orcd_api::request::Reader;
 use worker_orcd_api::responses::request::RESPONSE;
 use worker_orcd_requests::error_code::ErrorCode;
@@ -58,9 +58,9 @@ async fn every_status_that_an_error_may_have_is_an_answer_of_some_route() {
     let paths = document["paths"].as_object().unwrap().values();
     let operations = paths.flat_map(|item| item.as_object().unwrap().values());
     let answers = operations.flat_map(|it| it["responses"].as_object().unwrap().keys());
-    let told: BTreeSet<String> = answers.cloned().collect();
+    let sent: BTreeSet<String> = answers.cloned().collect();
     for why in Why::VARIANTS {
-        let is_there = told.contains(&why.status().to_string());
+        let is_there = sent.contains(&why.status().to_string());
         // Only with authentication.
         assert!(is_there || *why == Why::Unauthorized, "{why:?}");
     }

@@ -23,7 +23,7 @@ pub(super) enum Step {
     /// No event was emitted for the call yet.
     Unknown,
     /// All of the call so far was emitted.
-    Told,
+    Sent,
     /// The call is complete and emitted.
     Whole,
 }
@@ -58,7 +58,7 @@ enum Arguments {
     /// Arguments that came before the name.
     Held { text: String, is_whole: bool },
     /// Arguments so far were emitted.
-    Told,
+    Sent,
 }
 
 impl CallObject {
@@ -95,9 +95,9 @@ impl CallObject {
             Reading::Structure | Reading::NameFollows | Reading::ArgumentsFollow => {}
         }
         Ok(match (self.json.place(), &self.arguments) {
-            (Place::End, Arguments::Told) => Step::Whole,
+            (Place::End, Arguments::Sent) => Step::Whole,
             (Place::End, _) => return Err(Broken),
-            (_, Arguments::Told) => Step::Told,
+            (_, Arguments::Sent) => Step::Sent,
             _ => Step::Unknown,
         })
     }
@@ -113,7 +113,7 @@ impl CallObject {
             "name" => Reading::NameFollows,
             key if ARGUMENTS.contains(&key) => match self.arguments {
                 Arguments::NotSeen => Reading::ArgumentsFollow,
-                Arguments::Held { .. } | Arguments::Told => return Err(Broken),
+                Arguments::Held { .. } | Arguments::Sent => return Err(Broken),
             },
             _ => Reading::Structure,
         };
@@ -147,7 +147,7 @@ impl CallObject {
                 *is_whole = ends;
                 self.begin(out);
             }
-            Arguments::Told => {
+            Arguments::Sent => {
                 push_arguments(out, c.encode_utf8(&mut [0; 4]));
                 if ends {
                     out.push(Event::CallEnds);
@@ -168,7 +168,7 @@ impl CallObject {
             if *is_whole {
                 out.push(Event::CallEnds);
             }
-            self.arguments = Arguments::Told;
+            self.arguments = Arguments::Sent;
         }
     }
 
@@ -208,7 +208,7 @@ impl NamedCall {
                     out.push(Event::CallEnds);
                     Step::Whole
                 }
-                _ => Step::Told,
+                _ => Step::Sent,
             });
         }
         match c {
@@ -219,7 +219,7 @@ impl NamedCall {
                 let name = std::mem::take(&mut self.name);
                 out.push(Event::CallBegins { name });
                 push_arguments(out, "{");
-                return Ok(Step::Told);
+                return Ok(Step::Sent);
             }
             ' ' | '\n' if self.mark == ARGS_MARK => {}
             '[' if self.mark == ID_MARK => {

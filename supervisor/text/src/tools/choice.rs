@@ -1,6 +1,6 @@
 //! Selection of a model's parsers: by its chat template, unless the operator sets them.
 
-use super::{Parameters, Parsing, Syntax, Thoughts, harmony, thinking};
+use super::{Parameters, Parsing, ReasoningFormat, Syntax, harmony, thinking};
 use std::str::FromStr as _;
 use strum::VariantArray as _;
 
@@ -39,7 +39,7 @@ impl ChatTerms {
     pub const UNKNOWN: Self = Self {
         parsing: Parsing {
             calls: Some(Syntax::Hermes),
-            thinking: Some(Thoughts::Tagged),
+            thinking: Some(ReasoningFormat::Tagged),
             parameters: Parameters::NONE,
         },
         shows_tools: true,
@@ -63,7 +63,7 @@ impl ChatTerms {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Choices {
     pub calls: Choice<Syntax>,
-    pub thinking: Choice<Thoughts>,
+    pub thinking: Choice<ReasoningFormat>,
 }
 
 impl Choices {
@@ -81,12 +81,12 @@ impl Choices {
 
     /// # Errors
     /// If the value is unknown. The message lists the known values.
-    pub fn parse_thinking(text: &str) -> Result<Choice<Thoughts>, String> {
+    pub fn parse_thinking(text: &str) -> Result<Choice<ReasoningFormat>, String> {
         match text {
             "none" => Ok(Choice::None),
-            "think" => Ok(Choice::One(Thoughts::Tagged)),
-            "harmony" => Ok(Choice::One(Thoughts::Channels)),
-            "gemma4" => Ok(Choice::One(Thoughts::Gemma4)),
+            "think" => Ok(Choice::One(ReasoningFormat::Tagged)),
+            "harmony" => Ok(Choice::One(ReasoningFormat::Channels)),
+            "gemma4" => Ok(Choice::One(ReasoningFormat::Gemma4)),
             _ => Err(format!(
                 "{text:?} is neither think, harmony, gemma4 nor none"
             )),
@@ -96,7 +96,7 @@ impl Choices {
     /// Message if the two settings contradict each other. `None` if they agree.
     #[must_use]
     pub fn conflict(self) -> Option<&'static str> {
-        let are_messages = self.thinking == Choice::One(Thoughts::Channels);
+        let are_messages = self.thinking == Choice::One(ReasoningFormat::Channels);
         match self.calls {
             Choice::One(Syntax::Harmony) => {
                 let may_be = are_messages || self.thinking == Choice::ByTemplate;
@@ -117,16 +117,17 @@ impl Choices {
             Choice::ByTemplate | Choice::None => harmony::is_taught_by(jinja),
         };
         let taught = match has_channels {
-            true => Some(Thoughts::Channels),
+            true => Some(ReasoningFormat::Channels),
             false => thinking::of_template(jinja),
         };
         let thinking = self.thinking.resolve(taught);
         let calls = match thinking {
-            Some(Thoughts::Channels) => self.calls.resolve(Some(Syntax::Harmony)),
+            Some(ReasoningFormat::Channels) => self.calls.resolve(Some(Syntax::Harmony)),
             _ => self.calls.resolve(Syntax::of_template(jinja)),
         };
         // Harmony covers both or neither: calls are messages if and only if reasoning is.
-        let fits = |it: &Syntax| (*it == Syntax::Harmony) == (thinking == Some(Thoughts::Channels));
+        let fits =
+            |it: &Syntax| (*it == Syntax::Harmony) == (thinking == Some(ReasoningFormat::Channels));
         ChatTerms {
             parsing: Parsing {
                 calls: calls.filter(fits),
@@ -174,7 +175,7 @@ mod tests {
         let jinja = "<tool_call> <think>";
         let both = Choices::default().resolve(jinja).parsing;
         assert_eq!(both.calls, Some(Syntax::Hermes));
-        assert_eq!(both.thinking, Some(Thoughts::Tagged));
+        assert_eq!(both.thinking, Some(ReasoningFormat::Tagged));
         assert_eq!(Choices::default().resolve("").parsing, Parsing::default());
         let chosen = Choices {
             calls: Choices::parse_calls("phi").unwrap(),
@@ -201,15 +202,19 @@ mod tests {
                 parsing.thinking,
             )
         };
-        let both = (false, Some(Syntax::Harmony), Some(Thoughts::Channels));
+        let both = (
+            false,
+            Some(Syntax::Harmony),
+            Some(ReasoningFormat::Channels),
+        );
         assert_eq!(of(None, None, jinja), both);
         assert_eq!(of(Some("harmony"), None, "<think>"), both);
         assert_eq!(of(None, Some("harmony"), "<tool_call>"), both);
         assert_eq!(of(Some("harmony"), Some("harmony"), ""), both);
-        let no_calls = (false, None, Some(Thoughts::Channels));
+        let no_calls = (false, None, Some(ReasoningFormat::Channels));
         assert_eq!(of(Some("none"), None, jinja), no_calls);
         assert_eq!(of(None, Some("none"), jinja), (false, None, None));
-        let tagged = (false, None, Some(Thoughts::Tagged));
+        let tagged = (false, None, Some(ReasoningFormat::Tagged));
         assert_eq!(of(None, Some("think"), jinja), tagged);
         assert_eq!(
             of(Some("hermes"), None, jinja),

@@ -136,7 +136,7 @@ impl DictCall {
         }
         Ok(match self.nests.is_empty() {
             true => Step::Whole,
-            false => Step::Told,
+            false => Step::Sent,
         })
     }
 
@@ -167,7 +167,7 @@ impl DictCall {
         }
         out.push(Event::CallBegins { name });
         self.open(Nest::Object, out)?;
-        Ok(Step::Told)
+        Ok(Step::Sent)
     }
 
     /// Ends the answer within the call: a bare value that the client does not have yet is complete.

@@ -2,12 +2,12 @@
 
 use crate::tools::json::MAX_DEPTH;
 use crate::tools::message::{Call, Message};
-use crate::tools::{Event, Parser, Parsing, Syntax, Thoughts};
+use crate::tools::{Event, Parser, Parsing, ReasoningFormat, Syntax};
 
 fn read(text: &str) -> Message {
     let parsing = Parsing {
         calls: Some(Syntax::Gemma4),
-        thinking: Some(Thoughts::Gemma4),
+        thinking: Some(ReasoningFormat::Gemma4),
         ..Parsing::default()
     };
     let (mut parser, mut events) = (Parser::new(&parsing), Vec::new());
@@ -192,7 +192,7 @@ fn a_string_may_quote_marks() {
 #[test]
 fn parts_keep_their_order_within_a_piece() {
     let parsing = Parsing {
-        thinking: Some(Thoughts::Gemma4),
+        thinking: Some(ReasoningFormat::Gemma4),
         ..Parsing::default()
     };
     let (mut parser, mut events) = (Parser::new(&parsing), Vec::new());

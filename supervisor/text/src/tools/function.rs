@@ -104,13 +104,13 @@ impl FunctionCall {
                     self.has_parameters = true;
                     self.place = Place::Value(Value::new(self.types.types(&key), out));
                 }
-                Ok(Step::Told)
+                Ok(Step::Sent)
             }
             Place::Value(value) => Ok(match value.push(c, out) {
-                None => Step::Told,
+                None => Step::Sent,
                 Some(Behind::Parameter) => {
                     self.place = Place::Key;
-                    Step::Told
+                    Step::Sent
                 }
                 Some(Behind::End) => end(out),
             }),
@@ -161,7 +161,7 @@ impl FunctionCall {
         }
         self.begun.clear();
         self.place = Place::Key;
-        Ok(Step::Told)
+        Ok(Step::Sent)
     }
 }
 

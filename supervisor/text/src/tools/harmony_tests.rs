@@ -3,13 +3,13 @@
 
 use super::*;
 use crate::tools::message::{Call, Message};
-use crate::tools::{Parser, Parsing, Syntax, Thoughts};
+use crate::tools::{Parser, Parsing, ReasoningFormat, Syntax};
 use proptest::prelude::*;
 
 fn parsing(has_tools: bool) -> Parsing {
     Parsing {
         calls: has_tools.then_some(Syntax::Harmony),
-        thinking: Some(Thoughts::Channels),
+        thinking: Some(ReasoningFormat::Channels),
         ..Parsing::default()
     }
 }

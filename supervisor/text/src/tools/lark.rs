@@ -11,7 +11,7 @@
 //! Lark. A mark that is a control token is written by its id, any other mark as text.
 
 use super::parameters::OfFunction;
-use super::{Parsing, Syntax, Thoughts, dict, function, harmony_rules, thinking};
+use super::{Parsing, ReasoningFormat, Syntax, dict, function, harmony_rules, thinking};
 use crate::Tokenizer;
 use crate::json_texts;
 use crate::structure::json_rule;
@@ -99,12 +99,12 @@ impl CallRules {
     /// Grammar of a whole answer.
     #[must_use]
     pub fn grammar(&self, parsing: &Parsing, words: &Words<'_>) -> Grammar {
-        if parsing.thinking == Some(Thoughts::Channels) {
+        if parsing.thinking == Some(ReasoningFormat::Channels) {
             return harmony_rules::calls(&self.functions, self.must_call, words);
         }
         let syntax = parsing.calls.unwrap_or(Syntax::Hermes);
         let form = Form::of(syntax, words, &self.functions);
-        let (before, mut rules) = thoughts(parsing.thinking, words);
+        let (before, mut rules) = reasoning(parsing.thinking, words);
         let calls = form.calls(self.may_repeat);
         let opener = form.opener.map(|opener| words.mark(opener));
         if self.must_call {
@@ -132,10 +132,10 @@ fn free(parsing: &Parsing, opener: Option<&str>, words: &Words<'_>, calls: &str)
     let openers: Vec<&str> = openers.collect();
     let mut text = TEXT.to_owned();
     match parsing.thinking {
-        Some(Thoughts::Tagged) if is_text(&thinking::OPEN) => {
+        Some(ReasoningFormat::Tagged) if is_text(&thinking::OPEN) => {
             let _ = write!(text, " & ~/{}(.|\\n)*/", in_regex(thinking::OPEN));
         }
-        Some(Thoughts::Gemma4) if is_text(&thinking::CHANNEL) => {
+        Some(ReasoningFormat::Gemma4) if is_text(&thinking::CHANNEL) => {
             let open = in_regex(thinking::CHANNEL) + thinking::THOUGHT;
             let _ = write!(text, " & ~/(.|\\n)*{open}(.|\\n)*/");
         }
@@ -300,15 +300,18 @@ fn is_plain(name: &str) -> bool {
 }
 
 /// Text before `answer` in the first rule, and the rules that it uses.
-pub(crate) fn thoughts(thinks: Option<Thoughts>, words: &Words<'_>) -> (&'static str, String) {
+pub(crate) fn reasoning(
+    thinks: Option<ReasoningFormat>,
+    words: &Words<'_>,
+) -> (&'static str, String) {
     let Some(thinks) = thinks else {
         return ("", String::new());
     };
-    if thinks == Thoughts::Channels {
+    if thinks == ReasoningFormat::Channels {
         return harmony_rules::before_form(words);
     }
     let (open, close) = match thinks {
-        Thoughts::Gemma4 => {
+        ReasoningFormat::Gemma4 => {
             let channel = words.mark(thinking::CHANNEL);
             let thought = Words::quoted(thinking::THOUGHT);
             (format!("{channel} {thought}"), thinking::CHANNEL_END)
@@ -320,7 +323,7 @@ pub(crate) fn thoughts(thinks: Option<Thoughts>, words: &Words<'_>) -> (&'static
         None => format!("thinking[suffix={}]: {TEXT}\n", Words::quoted(close)),
     };
     rules.push_str("lines: \"\\n\" | \"\\n\\n\"\n");
-    if thinks == Thoughts::Opened {
+    if thinks == ReasoningFormat::Opened {
         return ("thinking lines? ", rules);
     }
     let _ = writeln!(rules, "thought: {open} thinking lines?");

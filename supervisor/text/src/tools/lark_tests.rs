@@ -119,7 +119,7 @@ fn rules(must_call: bool, may_repeat: bool) -> Structure {
     })
 }
 
-fn parsing(syntax: Syntax, thinking: Option<Thoughts>) -> Parsing {
+fn parsing(syntax: Syntax, thinking: Option<ReasoningFormat>) -> Parsing {
     Parsing {
         calls: Some(syntax),
         thinking,
@@ -330,7 +330,7 @@ fn a_channel_of_gemma_4_comes_before_a_call() {
     const CHANNEL: [&str; 2] = ["<|channel>", "<channel|>"];
     for control in [&[][..], &CHANNEL] {
         let model = Model::with(control);
-        let parsing = parsing(Syntax::Gemma4, Some(Thoughts::Gemma4));
+        let parsing = parsing(Syntax::Gemma4, Some(ReasoningFormat::Gemma4));
         let grammar = model.grammar(rules(true, false), &parsing);
         let call = "<|tool_call>call:add{a:1}<tool_call|>";
         let whole = format!("<|channel>thought\nIs it {{a:1}}?\n<channel|>{call}");
@@ -371,8 +371,8 @@ fn thoughts_come_before_what_is_held_and_are_free() {
                 "a\"b",
             ),
         ] {
-            let tagged = parsing(Syntax::Hermes, Some(Thoughts::Tagged));
-            let opened = parsing(Syntax::Hermes, Some(Thoughts::Opened));
+            let tagged = parsing(Syntax::Hermes, Some(ReasoningFormat::Tagged));
+            let opened = parsing(Syntax::Hermes, Some(ReasoningFormat::Opened));
             let behind = format!("{thought}{text}");
             let grammar = model.grammar(structure.clone(), &tagged);
             for whole in [text, &behind] {
@@ -404,7 +404,7 @@ fn what_nobody_can_follow_is_passed_over_where_a_tool_is_not_strict() {
 
 const MESSAGES: Parsing = Parsing {
     calls: Some(Syntax::Harmony),
-    thinking: Some(Thoughts::Channels),
+    thinking: Some(ReasoningFormat::Channels),
     parameters: Parameters::NONE,
 };
 const THOUGHT: &str = "<|channel|>analysis<|message|>Is it {\"a\": 1}?\n<|end|><|start|>assistant";
@@ -484,7 +484,7 @@ fn messages_to_functions_obey() {
 fn a_bound_on_thoughts_ends_their_first_message() {
     let [model, _] = channels();
     let text = Text::from_facts(&model.facts).unwrap();
-    let budget = thinking_budget(5, Thoughts::Channels, &text).unwrap();
+    let budget = thinking_budget(5, ReasoningFormat::Channels, &text).unwrap();
     assert_eq!(
         budget.open.as_deref(),
         Some("<|channel|>analysis<|message|>")

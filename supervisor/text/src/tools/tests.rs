@@ -5,7 +5,7 @@ use super::*;
 use proptest::prelude::*;
 use std::borrow::Borrow;
 
-const THINKING: Option<Thoughts> = Some(Thoughts::Tagged);
+const THINKING: Option<ReasoningFormat> = Some(ReasoningFormat::Tagged);
 
 fn parsing(calls: Syntax) -> Parsing {
     Parsing {
@@ -182,7 +182,7 @@ fn thinking_is_the_beginning_of_an_answer_or_nowhere() {
         (message.reasoning, message.content)
     };
     let of = |reasoning: &str, content: &str| (reasoning.to_owned(), content.to_owned());
-    let (tagged, opened) = (Thoughts::Tagged, Thoughts::Opened);
+    let (tagged, opened) = (ReasoningFormat::Tagged, ReasoningFormat::Opened);
     assert_eq!(
         told(tagged, "\n<think>\nHm. \n</think>\n\nYes. "),
         of("Hm.", "Yes. ")
@@ -209,12 +209,12 @@ fn thinking_is_the_beginning_of_an_answer_or_nowhere() {
 #[test]
 fn a_prompt_that_ends_with_the_tag_has_opened_it() {
     for (prompt, expected) in [
-        ("<|im_start|>assistant\n<think>\n", Thoughts::Opened),
+        ("<|im_start|>assistant\n<think>\n", ReasoningFormat::Opened),
         (
             "<|im_start|>assistant\n<think>\n\n</think>\n\n",
-            Thoughts::Tagged,
+            ReasoningFormat::Tagged,
         ),
-        ("<|im_start|>assistant\n", Thoughts::Tagged),
+        ("<|im_start|>assistant\n", ReasoningFormat::Tagged),
     ] {
         let mut parsing = parsing(Syntax::Hermes);
         if opens_thinking(prompt) {
@@ -381,11 +381,11 @@ fn any_parsing() -> impl Strategy<Value = Parsing> {
     let calls = proptest::option::of(proptest::sample::select(
         <Syntax as strum::VariantArray>::VARIANTS,
     ));
-    const THOUGHTS: &[Thoughts] = &[
-        Thoughts::Tagged,
-        Thoughts::Opened,
-        Thoughts::Channels,
-        Thoughts::Gemma4,
+    const THOUGHTS: &[ReasoningFormat] = &[
+        ReasoningFormat::Tagged,
+        ReasoningFormat::Opened,
+        ReasoningFormat::Channels,
+        ReasoningFormat::Gemma4,
     ];
     let thinking = proptest::option::of(proptest::sample::select(THOUGHTS));
     (calls, thinking).prop_map(|(calls, thinking)| Parsing {
@@ -434,7 +434,7 @@ proptest! {
         let mut told = message.content.len() + message.reasoning.len();
         let is_translated = matches!(parsing.calls, Some(Syntax::Qwen3Coder | Syntax::Gemma4));
         for call in &message.calls {
-            let has_none = parsing.thinking == Some(Thoughts::Channels) && call.arguments == "{}";
+            let has_none = parsing.thinking == Some(ReasoningFormat::Channels) && call.arguments == "{}";
             prop_assert!(!call.name.is_empty());
             prop_assert!(is_translated || has_none || text.contains(&call.arguments), "{}", text);
             let is_object = serde_json::from_str::<serde_json::Map<_, _>>(&call.arguments).is_ok();

@@ -6,7 +6,7 @@
 //! text and a later mark.
 
 use super::lookout::Lookout;
-use super::{Event, Thoughts, harmony, push_reasoning};
+use super::{Event, ReasoningFormat, harmony, push_reasoning};
 use crate::Text;
 use worker_orcd_ipc::ThinkingBudget;
 
@@ -64,12 +64,12 @@ enum State {
 }
 
 impl Thinking {
-    /// Not for [`Thoughts::Channels`], which [`harmony`] parses.
-    pub(super) fn new(thoughts: Thoughts) -> Self {
-        let (state, tags) = match thoughts {
-            Thoughts::Opened => (State::Opened, &THINK),
-            Thoughts::Tagged | Thoughts::Channels => (State::Beginning, &THINK),
-            Thoughts::Gemma4 => (State::Answers, &GEMMA4),
+    /// Not for [`ReasoningFormat::Channels`], which [`harmony`] parses.
+    pub(super) fn new(format: ReasoningFormat) -> Self {
+        let (state, tags) = match format {
+            ReasoningFormat::Opened => (State::Opened, &THINK),
+            ReasoningFormat::Tagged | ReasoningFormat::Channels => (State::Beginning, &THINK),
+            ReasoningFormat::Gemma4 => (State::Answers, &GEMMA4),
         };
         Self {
             state,
@@ -187,14 +187,14 @@ pub fn opens_thinking(prompt: &str) -> bool {
 
 /// Bound of an answer's reasoning, in tokens. `None` if the vocabulary cannot express the closing tag.
 #[must_use]
-pub fn budget(tokens: u32, thoughts: Thoughts, text: &Text) -> Option<ThinkingBudget> {
-    let (open, close) = match thoughts {
-        Thoughts::Tagged => (Some(OPEN), CLOSE),
-        Thoughts::Opened => (None, CLOSE),
+pub fn budget(tokens: u32, format: ReasoningFormat, text: &Text) -> Option<ThinkingBudget> {
+    let (open, close) = match format {
+        ReasoningFormat::Tagged => (Some(OPEN), CLOSE),
+        ReasoningFormat::Opened => (None, CLOSE),
         // The first channel only.
-        Thoughts::Gemma4 => (Some(CHANNEL_THOUGHT), CHANNEL_END),
+        ReasoningFormat::Gemma4 => (Some(CHANNEL_THOUGHT), CHANNEL_END),
         // The first message only. Reasoning after other messages has no bound.
-        Thoughts::Channels => (Some(harmony::ANALYSIS), harmony::END),
+        ReasoningFormat::Channels => (Some(harmony::ANALYSIS), harmony::END),
     };
     let closing = text.tokenizer().encode_plain(close).ok()?;
     let written = closing.iter().flat_map(|token| text.bytes_written(*token));
@@ -210,9 +210,9 @@ pub fn budget(tokens: u32, thoughts: Thoughts, text: &Text) -> Option<ThinkingBu
 }
 
 /// Format of reasoning that a template mentions, but for [`harmony`]'s.
-pub(super) fn of_template(jinja: &str) -> Option<Thoughts> {
+pub(super) fn of_template(jinja: &str) -> Option<ReasoningFormat> {
     if jinja.contains(CHANNEL) && jinja.contains(CHANNEL_END) {
-        return Some(Thoughts::Gemma4);
+        return Some(ReasoningFormat::Gemma4);
     }
-    (jinja.contains(OPEN) || jinja.contains(CLOSE)).then_some(Thoughts::Tagged)
+    (jinja.contains(OPEN) || jinja.contains(CLOSE)).then_some(ReasoningFormat::Tagged)
 }

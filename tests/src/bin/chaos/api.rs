@@ -18,7 +18,7 @@ pub type Parts = BTreeMap<String, Vec<Value>>;
 
 /// Content of an event.
 #[derive(Debug, Default, PartialEq)]
-pub struct Told {
+pub struct Received {
     /// Part and piece.
     pub piece: Option<(String, Value)>,
     /// Whether it contains output of the model.
@@ -74,11 +74,11 @@ impl Api {
 
     /// # Errors
     /// It is no event of this API.
-    pub fn read(self, name: &str, data: &str) -> Result<Told, String> {
+    pub fn read(self, name: &str, data: &str) -> Result<Received, String> {
         if data == "[DONE]" && matches!(self, Self::Chat | Self::Completions) {
-            return Ok(Told {
+            return Ok(Received {
                 end: Some(End::Complete),
-                ..Told::default()
+                ..Received::default()
             });
         }
         let data = serde_json::from_str(data).map_err(|error| format!("{error}: {data}"))?;
@@ -119,8 +119,8 @@ pub fn whole(body: Value) -> Parts {
     Parts::from([(ALL.to_owned(), vec![anonymous(body)])])
 }
 
-fn execute(name: &str, data: Value) -> Result<Told, String> {
-    let mut told = Told::default();
+fn execute(name: &str, data: Value) -> Result<Received, String> {
+    let mut told = Received::default();
     match name {
         "started" => {}
         "token" => {
@@ -143,11 +143,11 @@ fn execute(name: &str, data: Value) -> Result<Told, String> {
     Ok(told)
 }
 
-fn chunk(data: Value) -> Told {
+fn chunk(data: Value) -> Received {
     if data.get("error").is_some() {
-        return Told {
+        return Received {
             end: Some(End::Error(data)),
-            ..Told::default()
+            ..Received::default()
         };
     }
     let name = data["id"].as_str().map(str::to_owned);
@@ -158,7 +158,7 @@ fn chunk(data: Value) -> Told {
     };
     // The role precedes every token.
     let is_word = choice.is_object() && choice["delta"]["role"].is_null();
-    Told {
+    Received {
         piece: Some((part, anonymous(data))),
         is_word,
         name,
@@ -166,14 +166,14 @@ fn chunk(data: Value) -> Told {
     }
 }
 
-fn response(data: Value) -> Told {
+fn response(data: Value) -> Received {
     let kind = data["type"].as_str().unwrap_or_default().to_owned();
     let end = match kind.as_str() {
         "response.completed" | "response.incomplete" => Some(End::Complete),
         "response.failed" | "error" => Some(End::Error(data.clone())),
         _ => None,
     };
-    Told {
+    Received {
         name: data["response"]["id"].as_str().map(str::to_owned),
         is_word: kind.ends_with(".delta"),
         // An error is no piece.
@@ -182,22 +182,22 @@ fn response(data: Value) -> Told {
     }
 }
 
-fn message(data: Value) -> Told {
+fn message(data: Value) -> Received {
     let name = data["message"]["id"].as_str().map(str::to_owned);
     let (is_word, end) = match data["type"].as_str() {
         // Keep-alive.
-        Some("ping") => return Told::default(),
+        Some("ping") => return Received::default(),
         Some("error") => {
-            return Told {
+            return Received {
                 end: Some(End::Error(data)),
-                ..Told::default()
+                ..Received::default()
             };
         }
         Some("message_stop") => (false, Some(End::Complete)),
         Some("content_block_delta") => (true, None),
         _ => (false, None),
     };
-    Told {
+    Received {
         piece: Some((ALL.to_owned(), anonymous(data))),
         is_word,
         name,

@@ -13,25 +13,25 @@
 //! ```
 //!
 //! * [`mix`]: requests and behaviour of clients, from the seed. [`stream`]: one answer. [`api`]: its format.
-//!   [`lanes`]: concurrent streams. [`tally`]: comparison and counts. [`worker`]: process under test and its log.
+//!   [`clients`]: concurrent streams. [`tally`]: comparison and counts. [`worker`]: process under test and its log.
 //! * [`devices`]: its devices. [`storm`]: signals. [`wear`]: devices out of use. [`watch`]: figures of `/proc`.
-//!   [`vram`]: figures of nvidia-smi. [`siege`]: attacks. [`succession`]: upgrades and deaths of supervisors.
+//!   [`vram`]: figures of nvidia-smi. [`siege`]: attacks. [`handover`]: upgrades and deaths of supervisors.
 //! * [`deaths`]: crash reports. [`pauses`]: cost of faults. [`report`]: summary.
 //!
 //! The seed fixes the requests, the behaviour of clients and the injected faults; the times of signals from outside
 //! vary. Exit code 0 means no violation.
 
 mod api;
+mod clients;
 mod deaths;
 mod devices;
-mod lanes;
+mod handover;
 mod mix;
 mod pauses;
 mod report;
 mod siege;
 mod storm;
 mod stream;
-mod succession;
 mod tally;
 mod vram;
 mod watch;
@@ -40,8 +40,9 @@ mod worker;
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
+use clients::{Clients, References, RunningClients};
 use deaths::Deaths;
-use lanes::{Clients, Lanes, References};
+use handover::Handovers;
 use mix::kinds::{self, Kind};
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::Signal;
@@ -53,7 +54,6 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use storm::{Storm, Weather};
-use succession::Succession;
 use watch::Watch;
 use wear::{Wear, Worn};
 use worker::{Change, Faults, Setup, Worker};
@@ -248,7 +248,7 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
         steady: arguments.steady,
         seed,
     };
-    let lanes = Lanes::start(&worker, &references, clients);
+    let lanes = RunningClients::start(&worker, &references, clients);
     let weather = Weather {
         mean_seconds: arguments.signal_seconds,
         signals: arguments.signals.clone(),
@@ -313,11 +313,11 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
             "{deaths} of {wanted} children died, so less was shown"
         ));
     }
-    let succession = match arguments.successors {
-        true => Some(Succession::run(&setup, &faults, &references)?),
+    let handovers = match arguments.successors {
+        true => Some(Handovers::run(&setup, &faults, &references)?),
         false => None,
     };
-    violations.extend(succession.iter().flat_map(Succession::verdict));
+    violations.extend(handovers.iter().flat_map(Handovers::verdict));
     let vram = match (vram, vram_served) {
         (Some(vram), Some(served)) => Some(vram.verdict(served, &changes, &filled)?),
         _ => None,
@@ -340,7 +340,7 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
         vram: vram.map(|vram| vram.summary),
         worn: worn.map(|worn| worn.markdown()),
         siege: ledger.map(|ledger| ledger.markdown(&ground)),
-        succession: succession.map(|it| it.markdown()),
+        handovers: handovers.map(|it| it.markdown()),
         died: died(&changes),
         tally,
         slowness: arguments.slowness,

@@ -117,9 +117,9 @@ pub fn requests(seed: u64, of_each: usize, kinds: &[Kind]) -> Vec<Request> {
     let mut random = Random::new(seed, u64::MAX);
     let mut requests = Vec::new();
     for kind in kinds {
-        for told in kind.told {
+        for delivery in kind.delivery {
             for _ in 0..of_each {
-                requests.push(kind.request(*told, &mut random));
+                requests.push(kind.request(*delivery, &mut random));
             }
         }
     }
@@ -169,7 +169,7 @@ mod tests {
     fn each_kind_is_there_in_each_way_to_be_told() {
         let names = |kinds: &[Kind]| -> BTreeSet<String> {
             let requests = requests(1, 2, kinds);
-            let ways: usize = kinds.iter().map(|kind| kind.told.len()).sum();
+            let ways: usize = kinds.iter().map(|kind| kind.delivery.len()).sum();
             assert_eq!(requests.len(), 2 * ways);
             let names: BTreeSet<_> = requests.into_iter().map(|request| request.what).collect();
             assert_eq!(names.len(), ways, "{names:?}");

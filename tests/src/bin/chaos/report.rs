@@ -42,7 +42,7 @@ pub struct Report {
     /// Outcome of the siege.
     pub siege: Option<String>,
     /// Outcome of upgrades and deaths of the supervisor.
-    pub succession: Option<String>,
+    pub handovers: Option<String>,
     pub tally: Tally,
     pub slowness: u32,
     /// Times of children's deaths.
@@ -69,8 +69,8 @@ impl Report {
             out.push_str(siege);
             out.push('\n');
         }
-        if let Some(succession) = &self.succession {
-            out.push_str(succession);
+        if let Some(handovers) = &self.handovers {
+            out.push_str(handovers);
             out.push('\n');
         }
         out.push_str("## Violations\n\n");

@@ -2,10 +2,10 @@
 //!
 //! Without a script it is a well-behaved child with a vocabulary of bytes, which repeats the prompt. It links
 //! `ipc-protocol` and nothing of the real child, so that it can send messages that the real one cannot. [`serve`] has
-//! the regular behaviour, [`misdeeds`] the faults.
+//! the regular behaviour, [`faults`] the faults.
 
+mod faults;
 mod link;
-mod misdeeds;
 mod serve;
 
 use link::Link;

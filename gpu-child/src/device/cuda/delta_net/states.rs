@@ -5,10 +5,10 @@
 
 use crate::device::SequenceWork;
 use crate::device::common::kv::PAGE_TOKENS;
+use crate::device::cuda::buffer_allocator::Input;
 use crate::device::cuda::headers::layout;
 use crate::device::cuda::kv::PageGroups;
 use crate::device::cuda::memory::DevicePtr;
-use crate::device::cuda::places::Input;
 
 layout! {
     pub struct StatePages in "delta_net.cuh" {

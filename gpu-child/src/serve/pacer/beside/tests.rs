@@ -55,8 +55,8 @@ fn shape(decoding: usize, prompt_tokens: u32, depth: usize) -> StepShape {
     }
 }
 
-fn company(decoding: usize, prompts: usize, deepest: usize) -> Company {
-    Company {
+fn company(decoding: usize, prompts: usize, deepest: usize) -> StepDemand {
+    StepDemand {
         decoding,
         prompts,
         deepest,
@@ -72,7 +72,7 @@ fn begun(machine: Machine, wanted: Option<Duration>) -> Beside {
 }
 
 /// Runs a step with the maximum prompt tokens. Returns their number, and the duration.
-fn step(beside: &mut Beside, machine: Machine, company: Company) -> (u32, Duration) {
+fn step(beside: &mut Beside, machine: Machine, company: StepDemand) -> (u32, Duration) {
     let tokens = beside.prompt_tokens(company);
     let shape = shape(company.decoding, tokens, company.deepest);
     let took = machine.takes(shape);

@@ -39,13 +39,13 @@ fn a_reader_that_is_gone_is_noticed_while_a_mask_is_awaited() {
         steps.handle(Command::Submit(submission)).unwrap();
         while steps.plan() {
             // The request is not forwarded, so its mask never arrives.
-            steps.scheduler.take_wishes();
+            steps.scheduler.take_mask_requests();
             steps.launch().unwrap();
             steps.draw().unwrap();
             let step = steps.in_flight.pop_front().unwrap();
             steps.wait(step).unwrap();
         }
-        steps.scheduler.take_wishes();
+        steps.scheduler.take_mask_requests();
         assert!(steps.scheduler.awaits_masks());
         let (reader, commands) = std::sync::mpsc::sync_channel(1);
         drop(reader);

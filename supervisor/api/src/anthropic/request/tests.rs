@@ -3,7 +3,7 @@ use crate::error::Dialect;
 use crate::request::Chat;
 use serde_json::{Value, json};
 use worker_orcd_text::template::TemplateSetting;
-use worker_orcd_text::tools::{ChatTerms, Parsing, Syntax, Thoughts};
+use worker_orcd_text::tools::{ChatTerms, Parsing, ReasoningFormat, Syntax};
 
 fn limits(max_tokens_out: Option<u32>) -> RequestLimits {
     RequestLimits {
@@ -15,7 +15,7 @@ fn limits(max_tokens_out: Option<u32>) -> RequestLimits {
 fn terms() -> ModelTerms {
     let parsing = Parsing {
         calls: Some(Syntax::Hermes),
-        thinking: Some(Thoughts::Tagged),
+        thinking: Some(ReasoningFormat::Tagged),
         ..Parsing::default()
     };
     ModelTerms {

@@ -3,11 +3,11 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::time::Duration;
 use worker_orcd_requests::{Drafts, StopReason};
-use worker_orcd_text::tools::{Parameters, Syntax, Thoughts};
+use worker_orcd_text::tools::{Parameters, ReasoningFormat, Syntax};
 
 const PARSING: Parsing = Parsing {
     calls: Some(Syntax::Hermes),
-    thinking: Some(Thoughts::Tagged),
+    thinking: Some(ReasoningFormat::Tagged),
     parameters: Parameters::NONE,
 };
 

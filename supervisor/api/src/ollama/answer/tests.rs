@@ -1,7 +1,7 @@
 use super::*;
 use serde_json::json;
 use worker_orcd_requests::{Drafts, StopReason};
-use worker_orcd_text::tools::{Syntax, Thoughts};
+use worker_orcd_text::tools::{ReasoningFormat, Syntax};
 
 const ANSWER: &str = "<think>\nHm\n</think>\n\nI look.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1.0}}\n\
                       </tool_call>\n<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>";
@@ -9,7 +9,7 @@ const ANSWER: &str = "<think>\nHm\n</think>\n\nI look.\n<tool_call>\n{\"name\": 
 fn lines(kind: Kind) -> Lines {
     let parsing = Parsing {
         calls: Some(Syntax::Hermes),
-        thinking: Some(Thoughts::Tagged),
+        thinking: Some(ReasoningFormat::Tagged),
         ..Parsing::default()
     };
     // 2026-11-21T12:00:00.250Z

@@ -2,7 +2,7 @@
 
 use super::super::output::tests::{PARSING, TEXT, pieces};
 use super::*;
-use crate::presentation::Echo;
+use crate::answer_format::Echo;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use worker_orcd_ipc::{Logprobs, TokenId};
 use worker_orcd_requests::testing;
 use worker_orcd_requests::{Drafts, Listed, ListedToken, StopReason};
-use worker_orcd_text::tools::{Parsing, Syntax, Thoughts};
+use worker_orcd_text::tools::{Parsing, ReasoningFormat, Syntax};
 
 fn header(parsing: Parsing, parallel_tool_calls: bool) -> Header {
     Header {
@@ -315,9 +315,13 @@ fn parsings() -> impl Strategy<Value = Parsing> {
         Some(Syntax::Mistral),
         Some(Syntax::Llama3),
     ];
-    let thoughts = [None, Some(Thoughts::Tagged), Some(Thoughts::Opened)];
+    let reasoning = [
+        None,
+        Some(ReasoningFormat::Tagged),
+        Some(ReasoningFormat::Opened),
+    ];
     let calls = proptest::sample::select(syntaxes.to_vec());
-    let thinking = proptest::sample::select(thoughts.to_vec());
+    let thinking = proptest::sample::select(reasoning.to_vec());
     (calls, thinking).prop_map(|(calls, thinking)| Parsing {
         calls,
         thinking,

@@ -2,11 +2,11 @@
 
 use super::*;
 use crate::call_ids::CallIds;
-use worker_orcd_text::tools::{Parameters, Syntax, Thoughts};
+use worker_orcd_text::tools::{Parameters, ReasoningFormat, Syntax};
 
 pub(in crate::responses) const PARSING: Parsing = Parsing {
     calls: Some(Syntax::Hermes),
-    thinking: Some(Thoughts::Tagged),
+    thinking: Some(ReasoningFormat::Tagged),
     parameters: Parameters::NONE,
 };
 

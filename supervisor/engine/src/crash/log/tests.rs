@@ -36,7 +36,7 @@ impl Clock {
     }
 
     /// Burial facts of a child with its last sign of life at `ms`.
-    fn burial(&self, ms: u64, requests: u64) -> Burial {
+    fn reaping(&self, ms: u64, requests: u64) -> Reaping {
         let facts = |request| RequestFacts {
             request,
             job_id: format!("job-{request}"),
@@ -45,7 +45,7 @@ impl Clock {
             max_tokens: 9,
             recoveries: 0,
         };
-        Burial {
+        Reaping {
             at: Now {
                 instant: self.at(ms),
                 wall: SystemTime::UNIX_EPOCH + Duration::from_millis(ms),
@@ -65,8 +65,8 @@ impl Clock {
     }
 }
 
-fn bury(log: &mut CrashLog, seat: SeatId, generation: u32, burial: Burial) {
-    log.buried(seat, Generation(generation), burial, |_, _| None);
+fn reaped(log: &mut CrashLog, seat: SeatId, generation: u32, reaping: Reaping) {
+    log.reaped(seat, Generation(generation), reaping, |_, _| None);
 }
 
 /// Report of a child's death.
@@ -84,11 +84,11 @@ fn a_timeline_grows_until_the_first_token() {
     log.noticed(SEAT, dead, clock.at(1000), "serving");
     log.noticed(SEAT, dead, clock.at(1001), "reaping");
     log.exited(SEAT, dead, clock.at(1002), Exit::Signal(9));
-    let burial = Burial {
+    let reaping = Reaping {
         last_sign_of_life: Some(clock.at(990)),
-        ..clock.burial(1003, 2)
+        ..clock.reaping(1003, 2)
     };
-    bury(&mut log, SEAT, 1, burial);
+    reaped(&mut log, SEAT, 1, reaping);
     let now = report(&log, 1);
     assert_eq!(now["timeline"]["last_sign_of_life_ms"], -10.0, "{now}");
     assert_eq!(now["timeline"]["reaped_ms"], 2.0);
@@ -103,7 +103,7 @@ fn a_timeline_grows_until_the_first_token() {
     log.respawned(SEAT, clock.at(1010));
     log.loaded(SEAT, MemoryReport::default());
     let pause = log.ready(SEAT, clock.at(1100));
-    assert_eq!(pause, Some(Duration::from_millis(97)), "from its burial");
+    assert_eq!(pause, Some(Duration::from_millis(97)), "from its reaping");
     assert!(log.tokens(SEAT, clock.at(1150)));
     assert!(!log.tokens(SEAT, clock.at(1160)), "once");
     let then = report(&log, 1);
@@ -122,8 +122,8 @@ fn two_children_that_die_at_once_have_a_report_each_with_its_own_end_and_timelin
     log.killed(OTHER, two, clock.at(5));
     log.exited(OTHER, two, clock.at(8), Exit::Signal(9));
     log.exited(SEAT, one, clock.at(9), Exit::Code(68));
-    bury(&mut log, SEAT, 1, clock.burial(10, 1));
-    bury(&mut log, OTHER, 2, clock.burial(10, 3));
+    reaped(&mut log, SEAT, 1, clock.reaping(10, 1));
+    reaped(&mut log, OTHER, 2, clock.reaping(10, 3));
     log.respawned(OTHER, clock.at(20));
     log.respawned(SEAT, clock.at(30));
     assert_eq!(
@@ -163,11 +163,11 @@ fn two_children_that_die_at_once_have_a_report_each_with_its_own_end_and_timelin
 fn a_second_death_before_ready_leaves_the_first_story_open_and_its_pause_goes_on() {
     let (mut log, clock) = (log(), Clock::new());
     log.noticed(SEAT, Generation(1), clock.at(0), "serving");
-    bury(&mut log, SEAT, 1, clock.burial(1, 1));
+    reaped(&mut log, SEAT, 1, clock.reaping(1, 1));
     log.respawned(SEAT, clock.at(10));
     log.noticed(SEAT, Generation(2), clock.at(20), "loading");
     log.killed(SEAT, Generation(2), clock.at(20));
-    bury(&mut log, SEAT, 2, clock.burial(20, 0));
+    reaped(&mut log, SEAT, 2, clock.reaping(20, 0));
     log.respawned(SEAT, clock.at(30));
     log.ready(SEAT, clock.at(50));
     assert!(log.tokens(SEAT, clock.at(60)));
@@ -182,10 +182,10 @@ fn a_second_death_before_ready_leaves_the_first_story_open_and_its_pause_goes_on
     assert_eq!(log.reported(), 2);
 
     let last = log.last().unwrap();
-    let burial = last.burial.as_ref().unwrap();
+    let reaping = last.reaping.as_ref().unwrap();
     let (pause, stream_pause) = (
-        burial.pause(&last.successor),
-        burial.stream_pause(&last.successor),
+        reaping.pause(&last.successor),
+        reaping.stream_pause(&last.successor),
     );
     assert_eq!(last.generation, Generation(2));
     assert_eq!(pause, Some(Duration::from_millis(49)), "since the first");
@@ -196,8 +196,8 @@ fn a_second_death_before_ready_leaves_the_first_story_open_and_its_pause_goes_on
 fn what_the_witness_finds_late_is_added_to_a_report_that_is_complete() {
     let (mut log, clock) = (log(), Clock::new());
     log.noticed(SEAT, Generation(1), clock.at(0), "serving");
-    let examine = |_: &Death, _: &Burial| Some(GpuEvidence::default());
-    log.buried(SEAT, Generation(1), clock.burial(1, 0), examine);
+    let examine = |_: &Death, _: &Reaping| Some(GpuEvidence::default());
+    log.reaped(SEAT, Generation(1), clock.reaping(1, 0), examine);
     log.respawned(SEAT, clock.at(2));
     log.ready(SEAT, clock.at(3));
     let now = report(&log, 1);
@@ -219,11 +219,11 @@ fn what_the_witness_finds_late_is_added_to_a_report_that_is_complete() {
 fn a_dismissed_child_leaves_no_report() {
     let (mut log, clock) = (log(), Clock::new());
     log.noticed(SEAT, Generation(1), clock.at(0), "draining");
-    let burial = Burial {
+    let reaping = Reaping {
         cause: DeathCause::Dismissed,
-        ..clock.burial(1, 0)
+        ..clock.reaping(1, 0)
     };
-    bury(&mut log, SEAT, 1, burial);
+    reaped(&mut log, SEAT, 1, reaping);
     assert_eq!((log.reported(), log.store.list()), (0, vec![]));
     assert!(log.last().is_none());
 }
@@ -232,7 +232,7 @@ fn a_dismissed_child_leaves_no_report() {
 fn the_oldest_deaths_stay_as_they_are() {
     let (mut log, clock) = (log(), Clock::new());
     for generation in 1..=DEATHS_KEPT as u32 + 1 {
-        bury(&mut log, SEAT, generation, clock.burial(0, 0));
+        reaped(&mut log, SEAT, generation, clock.reaping(0, 0));
     }
     log.ready(SEAT, clock.at(9));
     assert_eq!(log.deaths().count(), DEATHS_KEPT);
@@ -243,10 +243,10 @@ fn the_oldest_deaths_stay_as_they_are() {
 #[test]
 fn a_death_is_of_the_device_on_which_the_child_computed_whoever_takes_over() {
     let (mut log, clock) = (log(), Clock::new());
-    bury(&mut log, SEAT, 1, clock.burial(0, 0));
+    reaped(&mut log, SEAT, 1, clock.reaping(0, 0));
     log.noticed(ELSEWHERE, Generation(2), clock.at(1), "serving");
     log.inherit(ELSEWHERE, SEAT);
-    bury(&mut log, SEAT, 2, clock.burial(2, 0));
+    reaped(&mut log, SEAT, 2, clock.reaping(2, 0));
     let device = |generation| report(&log, generation)["device"].clone();
     assert_eq!(device(1), json!({"number": 0, "id": "cuda:0"}));
     assert_eq!(device(2), json!({"number": 1, "id": "cuda:3"}));

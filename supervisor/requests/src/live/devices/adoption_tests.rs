@@ -67,9 +67,11 @@ fn succeed(journal: &mut Journal) {
     journal.requests.release(FIRST);
 }
 
-fn bury(journal: &mut Journal) {
+fn reaped(journal: &mut Journal) {
     let (cause, now) = (DeathCause::Signalled(11), journal.now);
-    journal.requests.bury(FIRST, &cause, &Scene::default(), now);
+    journal
+        .requests
+        .reaped(FIRST, &cause, &Scene::default(), now);
 }
 
 /// Pages in `CopyAhead` commands to the successor.
@@ -114,7 +116,7 @@ fn the_next_child_gets_the_pages_with_the_request_and_is_then_told_to_let_go() {
         given(&mut journal),
         [Some(vec![7, 9, 5]), Some(vec![3]), None]
     );
-    bury(&mut journal);
+    reaped(&mut journal);
     assert_eq!(given(&mut journal), [], "the KV cache is released already");
 }
 
@@ -206,12 +208,12 @@ fn a_suspect_computes_everything_itself() {
     let mut journal = with_standby();
     let (id, _stream) = journal.submit(request("a"));
     journal.requests.suspend(FIRST);
-    bury(&mut journal);
+    reaped(&mut journal);
     // A second death at the same place makes the request a suspect.
     journal.serve(FIRST);
     report(&mut journal, &sealing(id, 0, &[7])).unwrap();
     succeed(&mut journal);
-    bury(&mut journal);
+    reaped(&mut journal);
     assert!(journal.requests.is_suspect(id));
     assert_eq!(given(&mut journal), [Some(vec![]), None]);
 }
@@ -224,7 +226,7 @@ fn the_kv_cache_is_kept_for_those_who_wait_for_the_burial() {
     journal.requests.suspend(FIRST);
     journal.serve(HEIR);
     assert_eq!(given(&mut journal), [], "no submission and no release yet");
-    bury(&mut journal);
+    reaped(&mut journal);
     assert_eq!(given(&mut journal), [Some(vec![7]), None]);
 }
 
@@ -349,7 +351,7 @@ fn a_sibling_gets_the_pages_of_a_dead_child_and_everybody_lets_go_of_its_kv_cach
     assert_eq!(pages, [7]);
     assert_eq!(released, [CHILD]);
     assert_eq!(released_by(&mut journal, SIBLINGS[2]), [CHILD]);
-    bury(&mut journal);
+    reaped(&mut journal);
     assert!(released_by(&mut journal, SIBLINGS[1]).is_empty(), "once");
 }
 

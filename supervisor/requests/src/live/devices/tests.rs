@@ -5,7 +5,7 @@ use crate::error_code::ErrorCode;
 use crate::record::{NewRequest, StreamEvent};
 use crate::scene::Scene;
 use crate::stream::RequestStream;
-use crate::testing::{Journal, SEAT, kin, read, request, step};
+use crate::testing::{Journal, SEAT, class, read, request, step};
 use std::num::NonZeroU8;
 use worker_orcd_ipc::{Command, FinishReason, TokenId};
 use worker_orcd_lifecycle::DeathCause;
@@ -18,7 +18,7 @@ fn journal(kinds: &[&str]) -> Journal {
     let devices = NonZeroU8::new(kinds.len() as u8).unwrap();
     let mut journal = Journal::with_devices(16, devices);
     for (seat, kind) in (0..).step_by(2).map(SeatId).zip(kinds) {
-        journal.serve_by(seat, kin(kind), 4);
+        journal.serve_by(seat, class(kind), 4);
     }
     journal
 }
@@ -44,7 +44,7 @@ fn die(journal: &mut Journal, seat: SeatId) {
 fn die_of(journal: &mut Journal, seat: SeatId, cause: &DeathCause) {
     let now = journal.now;
     journal.requests.suspend(seat);
-    journal.requests.bury(seat, cause, &Scene::default(), now);
+    journal.requests.reaped(seat, cause, &Scene::default(), now);
 }
 
 fn strand(journal: &mut Journal, device: u8) -> Failure {
@@ -68,7 +68,7 @@ fn a_stream_goes_on_at_once_with_a_child_of_its_kin_and_with_no_other() {
         die(&mut journal, ONE);
         let expected = if goes_on { vec![id] } else { vec![] };
         assert_eq!(given(&mut journal, TWO), expected);
-        journal.serve_by(SeatId(1), kin("a"), 4);
+        journal.serve_by(SeatId(1), class("a"), 4);
         let later = given(&mut journal, SeatId(1));
         assert_eq!(
             later.len() + expected.len(),
@@ -147,7 +147,7 @@ fn a_stream_waits_for_a_device_that_comes_back() {
         "the third device will have a child"
     );
     journal.requests.readmit(DeviceId(0));
-    journal.serve_by(SeatId(1), kin("a"), 4);
+    journal.serve_by(SeatId(1), class("a"), 4);
     assert_eq!(given(&mut journal, SeatId(1)), [id]);
 }
 
@@ -187,7 +187,7 @@ fn suspect(journal: &mut Journal) -> RequestId {
         let seat = seat.expect("a seat");
         die_of(journal, seat, &DeathCause::Signalled(11));
         if seat == ONE {
-            journal.serve_by(seat, kin("a"), 4);
+            journal.serve_by(seat, class("a"), 4);
         }
     }
     assert!(journal.requests.is_suspect(id));
@@ -241,7 +241,7 @@ fn pages_of_another_kin_are_not_adopted() {
         journal
             .requests
             .loads(SeatId(1), Generation(2), Some(source));
-        journal.serve_by(SeatId(1), kin(kind), 4);
+        journal.serve_by(SeatId(1), class(kind), 4);
         let commands = journal.commands_of(SeatId(1));
         let Some(Command::Submit(submission)) = commands.first() else {
             panic!("{commands:?}");

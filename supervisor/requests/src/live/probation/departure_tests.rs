@@ -29,7 +29,7 @@ fn what_a_dead_child_had_goes_to_one_that_serves_at_once() {
     let now = journal.now;
     journal
         .requests
-        .bury(dead, &crash(), &Scene::default(), now);
+        .reaped(dead, &crash(), &Scene::default(), now);
     assert_eq!(with(&journal, standby), [id, new]);
     assert_eq!(journal.requests.totals().recoveries, 1);
 }
@@ -40,17 +40,17 @@ fn who_leaves_a_dying_child_goes_on_before_its_burial_and_is_judged_there() {
     let (id, _stream) = journal.submit(request("a"));
     let with = |journal: &Journal, seat| journal.requests.in_flight(SeatId(seat)).count();
     // A single death at a place makes no suspect, so the request need not wait until the child is reaped.
-    for (dead, heir, early) in [(0, 1, 1), (1, 0, 0)] {
+    for (dead, successor, early) in [(0, 1, 1), (1, 0, 0)] {
         journal.requests.suspend(SeatId(dead));
-        journal.serve(SeatId(heir));
+        journal.serve(SeatId(successor));
         journal.requests.release(SeatId(dead));
-        assert_eq!(with(&journal, heir), early, "death in seat {dead}");
+        assert_eq!(with(&journal, successor), early, "death in seat {dead}");
         assert_eq!(with(&journal, dead), 1 - early);
         let now = journal.now;
         journal
             .requests
-            .bury(SeatId(dead), &crash(), &Scene::default(), now);
-        assert_eq!(with(&journal, heir), 1);
+            .reaped(SeatId(dead), &crash(), &Scene::default(), now);
+        assert_eq!(with(&journal, successor), 1);
     }
     assert!(journal.requests.is_suspect(id), "both deaths count");
     assert_eq!(journal.requests.totals().recoveries, 2);
@@ -68,7 +68,7 @@ fn who_wants_to_fail_gets_no_token_of_the_next_child() {
     let now = journal.now;
     journal
         .requests
-        .bury(SeatId(0), &crash(), &Scene::default(), now);
+        .reaped(SeatId(0), &crash(), &Scene::default(), now);
     let events = read(&mut stream).0;
     assert!(matches!(events[..], [StreamEvent::Failed(_)]), "{events:?}");
 }
@@ -76,23 +76,26 @@ fn who_wants_to_fail_gets_no_token_of_the_next_child() {
 #[test]
 fn each_of_two_deaths_that_overlap_is_judged_by_what_the_request_was_then() {
     let mut journal = Journal::serving();
-    let (first, heir) = (SeatId(0), SeatId(1));
+    let (first, successor) = (SeatId(0), SeatId(1));
     let (id, _stream) = journal.submit(request("a"));
     journal.requests.suspend(first);
-    journal.serve(heir);
+    journal.serve(successor);
     journal.requests.release(first);
     // The request advances on the successor, which dies before the first child is reaped.
     for index in 0..3 {
         let report = step(&[(id, index, 0)], &[]);
-        journal.requests.step(heir, &report, journal.now).unwrap();
-    }
-    journal.requests.suspend(heir);
-    journal.requests.release(heir);
-    let now = journal.now;
-    for seat in [heir, first] {
         journal
             .requests
-            .bury(seat, &crash(), &Scene::default(), now);
+            .step(successor, &report, journal.now)
+            .unwrap();
+    }
+    journal.requests.suspend(successor);
+    journal.requests.release(successor);
+    let now = journal.now;
+    for seat in [successor, first] {
+        journal
+            .requests
+            .reaped(seat, &crash(), &Scene::default(), now);
     }
     assert_eq!(journal.requests.totals().recoveries, 2);
     assert!(
@@ -107,13 +110,13 @@ fn a_suspect_runs_alone_with_the_standby_that_took_over() {
     let (first, _stream) = journal.submit(request("a"));
     let (second, _other) = journal.submit(request("b"));
     for dead in [0, 1] {
-        let (dead, heir) = (SeatId(dead), SeatId(1 - dead));
+        let (dead, successor) = (SeatId(dead), SeatId(1 - dead));
         journal.requests.suspend(dead);
-        journal.serve(heir);
+        journal.serve(successor);
         let now = journal.now;
         journal
             .requests
-            .bury(dead, &crash(), &Scene::default(), now);
+            .reaped(dead, &crash(), &Scene::default(), now);
     }
     assert_eq!(journal.requests.on_probation(), 2);
     let given = journal.requests.in_flight(SeatId(0));

@@ -40,7 +40,7 @@ fn die(journal: &mut Journal, cause: &DeathCause) -> Vec<RequestId> {
 fn die_at(journal: &mut Journal, cause: &DeathCause, scene: &Scene) -> Vec<RequestId> {
     journal.commands();
     journal.requests.suspend(SEAT);
-    journal.requests.bury(SEAT, cause, scene, journal.now);
+    journal.requests.reaped(SEAT, cause, scene, journal.now);
     journal.serve(SEAT);
     submitted(journal)
 }
@@ -397,7 +397,7 @@ fn ascribed(journal: &mut Journal, cause: &DeathCause) -> u32 {
     journal.requests.suspend(SEAT);
     let ascribed = journal
         .requests
-        .bury(SEAT, cause, &Scene::default(), journal.now);
+        .reaped(SEAT, cause, &Scene::default(), journal.now);
     journal.serve(SEAT);
     ascribed
 }
@@ -553,7 +553,7 @@ fn a_suspect_takes_one_seat_for_itself_and_the_other_serves_everybody_else() {
         let scene = Scene::default();
         journal.requests.suspend(SEATS[0]);
         journal.requests.suspend(SEATS[1]);
-        journal.requests.bury(SEATS[0], &crash(), &scene, now);
+        journal.requests.reaped(SEATS[0], &crash(), &scene, now);
         for seat in SEATS {
             journal.serve(seat);
         }
@@ -575,7 +575,7 @@ fn a_suspect_takes_one_seat_for_itself_and_the_other_serves_everybody_else() {
     journal.requests.suspend(SEATS[0]);
     journal
         .requests
-        .bury(SEATS[0], &crash(), &Scene::default(), now);
+        .reaped(SEATS[0], &crash(), &Scene::default(), now);
     assert_eq!(
         journal.requests.totals().quarantined,
         1,

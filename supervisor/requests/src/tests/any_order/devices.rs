@@ -4,7 +4,7 @@ use super::World;
 use crate::error_code::ErrorCode;
 use crate::record::Failure;
 use crate::scene::Scene;
-use crate::testing::kin;
+use crate::testing::class;
 use std::collections::{BTreeMap, BTreeSet};
 use worker_orcd_ipc::{Began, FinishReason, RequestId};
 use worker_orcd_lifecycle::{DeathCause, DeviceId, SeatId};
@@ -58,7 +58,7 @@ impl World {
         &mut self.children[usize::from(device.0)]
     }
 
-    pub(super) fn kin(&self, device: DeviceId) -> &'static str {
+    pub(super) fn class(&self, device: DeviceId) -> &'static str {
         self.kins[usize::from(device.0)]
     }
 
@@ -72,8 +72,8 @@ impl World {
             return;
         }
         self.child(device).serving = true;
-        let kin = kin(self.kin(device));
-        self.journal.serve_by(self.seat(device), kin, SLOTS);
+        let class = class(self.class(device));
+        self.journal.serve_by(self.seat(device), class, SLOTS);
     }
 
     pub(super) fn withdraw(&mut self, device: DeviceId) {
@@ -112,7 +112,7 @@ impl World {
         self.stranded.insert(device);
         let left = (0..self.children.len() as u8).map(DeviceId);
         let left = left.filter(|it| !self.stranded.contains(it));
-        let left: BTreeSet<_> = left.map(|it| self.kin(it)).collect();
+        let left: BTreeSet<_> = left.map(|it| self.class(it)).collect();
         self.lost
             .extend(self.kins.iter().filter(|it| !left.contains(*it)));
         self.die(device, &DeathCause::Signalled(9), &Scene::default());
@@ -130,7 +130,7 @@ impl World {
                 self.journal.requests.release(seat);
             }
             self.deaths += 1;
-            self.journal.requests.bury(seat, cause, scene, now);
+            self.journal.requests.reaped(seat, cause, scene, now);
             self.child(device).seat = 1 - child.seat;
         }
     }

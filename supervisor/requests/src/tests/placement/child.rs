@@ -2,7 +2,7 @@
 //! prefix cache.
 
 use crate::ServedBy;
-use crate::testing::{Journal, kin, step};
+use crate::testing::{Journal, class, step};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use worker_orcd_ipc::{Began, Command, FinishReason, RequestId, StepReport};
@@ -69,7 +69,7 @@ impl Child {
     pub(super) fn serves(&self, journal: &Journal) -> ServedBy {
         ServedBy {
             text: Arc::clone(&journal.text),
-            kin: kin("cuda:0"),
+            class: class("cuda:0"),
             slots: SLOTS,
             kv_tokens: KV_TOKENS,
         }

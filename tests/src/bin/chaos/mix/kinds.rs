@@ -10,7 +10,7 @@ use worker_orcd_tests::hostile_grammars::refused;
 
 /// Delivery of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Told {
+pub enum Delivery {
     Streamed,
     Whole,
 }
@@ -19,22 +19,22 @@ pub enum Told {
 pub struct Kind {
     pub name: &'static str,
     pub api: Api,
-    pub told: &'static [Told],
+    pub delivery: &'static [Delivery],
     /// Returns a body and its expected outcome.
     make: fn(&mut Random) -> (Value, Expects),
 }
 
-const BOTH: &[Told] = &[Told::Streamed, Told::Whole];
-const STREAMED: &[Told] = &[Told::Streamed];
-const WHOLE: &[Told] = &[Told::Whole];
+const BOTH: &[Delivery] = &[Delivery::Streamed, Delivery::Whole];
+const STREAMED: &[Delivery] = &[Delivery::Streamed];
+const WHOLE: &[Delivery] = &[Delivery::Whole];
 
 type Make = fn(&mut Random) -> (Value, Expects);
 
-const fn kind(name: &'static str, api: Api, told: &'static [Told], make: Make) -> Kind {
+const fn kind(name: &'static str, api: Api, delivery: &'static [Delivery], make: Make) -> Kind {
     Kind {
         name,
         api,
-        told,
+        delivery,
         make,
     }
 }
@@ -225,9 +225,9 @@ pub const ALL: [Kind; 26] = {
 const HELD_TOKENS: u32 = 500;
 
 impl Kind {
-    pub(super) fn request(&self, told: Told, random: &mut Random) -> Request {
+    pub(super) fn request(&self, delivery: Delivery, random: &mut Random) -> Request {
         let (mut body, expects) = (self.make)(random);
-        let is_streamed = told == Told::Streamed;
+        let is_streamed = delivery == Delivery::Streamed;
         let says_so = !matches!(self.api, Api::Execute | Api::Embeddings);
         if says_so && is_streamed {
             body["stream"] = json!(true);
@@ -235,7 +235,7 @@ impl Kind {
         if matches!(self.api, Api::Chat | Api::Completions) && is_streamed {
             body["stream_options"] = json!({"include_usage": true});
         }
-        let what = match self.told {
+        let what = match self.delivery {
             [_] => self.name.to_owned(),
             _ if is_streamed => format!("{}, streamed", self.name),
             _ => format!("{}, whole", self.name),
