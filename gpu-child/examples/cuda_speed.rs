@@ -140,7 +140,7 @@ fn main() -> Result<(), BoxError> {
     let halves = 2 * config.n_layers * config.n_kv_heads * config.head_dim;
     let longest = prompts.iter().copied().chain([per_sequence, 2048]).max();
     // The device computes the size of their pages, which hold states or two kinds of heads: they get the rest of the memory.
-    let has_large_pages = config.delta_net.is_some() || config.sliding_heads.is_some();
+    let has_large_pages = config.recurrent.is_some() || config.sliding_heads.is_some();
     let mut model = support::Model::random_tied(config, shapes::types(shape, ty));
     model.has_head_norms = has_large_pages || shape == "30b-a3b";
     model.has_post_norms = shape.starts_with("gemma");

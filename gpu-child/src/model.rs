@@ -24,10 +24,12 @@ mod layer;
 mod layer_inputs;
 mod model_facts;
 mod positions;
+mod recurrent;
 mod rerank;
 mod rope;
 mod sampling_advice;
 mod shared_kv;
+mod short_conv;
 mod suppressed_tokens;
 pub mod tiny_model;
 pub mod tokenizer_facts;
@@ -44,12 +46,14 @@ pub use gguf_builder::{GgufBuilder, Meta};
 pub use heads::Heads;
 pub use layer::{
     Attention, DeltaNet, DenseBeside, Experts, FeedForward, GatedUnit, KvOrigin, Layer, LayerInput,
-    LayerInputs, Linear, Mapping, Mixer, ModelWeights, SharedExpert,
+    LayerInputs, Linear, Mapping, Mixer, ModelWeights, SharedExpert, ShortConv,
 };
 pub use model_facts::model_facts;
 pub use positions::{Positions, Temperature, Window};
+pub use recurrent::{Recurrence, RecurrentLayers};
 pub use rerank::rank_head;
 pub use sampling_advice::sampling_advice;
+pub use short_conv::ShortConvConfig;
 pub use suppressed_tokens::suppressed_tokens;
 pub use tokenizer_facts::tokenizer_facts;
 pub use weights::{FileLinear, FileWeights};

@@ -6,6 +6,7 @@
 #include "norm.cu"
 #include "gated_rows.cu"
 #include "joint_norm.cu"
+#include "short_conv.cu"
 #include "rope_kv.cu"
 #include "softcap.cu"
 #include "argmax.cu"

@@ -12,6 +12,7 @@
 //! * [`matmul`]: one group of eight weight rows against any number of tokens.
 //! * [`attention`]: fixed spans of positions over an F16 cache, merged in order.
 //! * [`delta_net`]: the recurrence of linear attention, by blocks of positions.
+//! * [`short_conv`]: gated convolutions over a few positions, by the same blocks.
 //! * [`routing`]: selection of a row's experts.
 //! * [`mod@rmsnorm`], [`rope`], [`mod@glu`], [`convert`]: the rest of a layer. [`mod@softcap`]: of logits.
 //!
@@ -29,6 +30,7 @@ pub mod quantize;
 pub mod rmsnorm;
 pub mod rope;
 pub mod routing;
+pub mod short_conv;
 pub mod softcap;
 
 pub use attention::{
@@ -43,4 +45,5 @@ pub use quantize::{BlockMeta, Q_BLOCK, quantize_row};
 pub use rmsnorm::rmsnorm;
 pub use rope::{RopeRow, apply_rope};
 pub use routing::{Choice, add_weighted, route, sigmoid};
+pub use short_conv::{ConvInputs, ConvUnit, short_conv_row};
 pub use softcap::softcap;

@@ -13,5 +13,6 @@ pub mod matmul;
 pub mod rmsnorm;
 pub mod rope;
 pub mod routing;
+pub mod short_conv;
 pub mod softcap;
 pub mod softmax;

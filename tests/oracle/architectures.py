@@ -20,7 +20,8 @@ round activations to eight bits per block, with blocks and scales that need not 
 rounding is about 1/256 of a block's largest value per element, which is some 1e-5 to 1e-4 of a
 sum's energy per product and adds up over the products that lie behind one logit. Where heads of a delta net have a norm,
 which makes such an error larger, llama.cpp computes with the same weights as F32: with K-quants its own error is up to
-1.4e-2 there, and ours 1.5e-3. Gemma 4 has norms of values, too, and is compared in the same way. A wrong
+1.4e-2 there, and ours 1.5e-3. Gemma 4 has norms of values, too, and short convolutions multiply three products of a row: they are
+compared in the same way. A wrong
 pairing in RoPE, a missing bias or a nibble read from the wrong half gives 1e-1 and more.
 So does a token that is sent to another expert: see `tiny_models.Routers`.
 """
@@ -132,7 +133,8 @@ def compare_file(path, job, program, device):
     tokens = random.Random(job.seed).sample(range(tiny_models.N_VOCAB), count)
     numbers = path
     rounds = job.type_name == "BF16" or job.type_name not in TOLERANCE
-    if job.variant.is_gemma4 and rounds or job.variant.attention_every and job.type_name not in TOLERANCE:
+    enlarges = job.variant.attention_every or job.variant.conv_layers
+    if job.variant.is_gemma4 and rounds or enlarges and job.type_name not in TOLERANCE:
         numbers = path.with_suffix(".f32.gguf")
         dequantized.write(path, numbers)
     with llama_cpp.Model(numbers, n_ctx=tiny_models.CONTEXT, threads=1, exact_kv=True) as reference:

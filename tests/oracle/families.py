@@ -8,8 +8,8 @@ is SmolLM2's from its own file. Not to be had there: Llama 2's SentencePiece mod
 first one, which is of the same kind, stands in their place, with the family's own control tokens; for Gemma 4's merges of
 characters, every way to split one of its pieces in two pieces. Nor Qwen3.5's vocabulary, for which the first words of Qwen3's
 stand, nor its template, for which `QWEN35_TEMPLATE` stands (axolotl's `qwen3_5` writes the calls of Qwen3; `qwen35moe` has it);
-nor SmolLM3's template, which ChatML stands for (its vocabulary is Llama 3's); nor what gpt-oss, Seed-OSS, ERNIE 4.5, GLM-4.5 and
-MiniMax-M2 have: words of Qwen's or pieces of Mistral's with their control tokens, and a template of their format's frame.
+nor SmolLM3's template, which ChatML stands for (its vocabulary is Llama 3's); nor what gpt-oss, Seed-OSS, ERNIE 4.5, GLM-4.5,
+MiniMax-M2 and LFM2 have: words of Qwen's or pieces of Mistral's with their control tokens, and a template of their format's frame.
 
 A file of `tiktoken` has byte strings by rank and no merges. A pair of neighbours is merged if it is in the file, the one
 of the lowest rank first: so every way to split a token in two tokens is a merge with the rank of the token.
@@ -84,6 +84,14 @@ MINIMAX_TEMPLATE = (
     "{{- ']~!b[' }}{%- for message in messages %}"
     "{{- ']~b]' + ('ai' if message.role == 'assistant' else message.role) + '\n' + message.content + '[e~[\n' }}{% endfor %}"
     "{%- if add_generation_prompt %}{{ ']~b]ai\n' }}{% endif %}"
+)
+
+LFM2_SPECIALS = ["<|pad|>", "<|startoftext|>", "<|endoftext|>", "<|fim_pre|>", "<|fim_mid|>", "<|fim_suf|>", "<|im_start|>", "<|im_end|>"]
+LFM2_SPECIALS += [f"<|tool_{name}_{end}|>" for name in ("list", "call", "response") for end in ("start", "end")]
+LFM2_TEMPLATE = (
+    "{{- '<|startoftext|>' }}{%- for message in messages %}"
+    "{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}{% endfor %}"
+    "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
 # Calls as tags of functions and parameters, their results in a user's turn, thoughts of the last turn only.
@@ -377,6 +385,12 @@ def minimax(model):
     return of_tiktoken(ranks, "minimax-m2", MINIMAX_SPECIALS, [], "]~!b[", "[e~[", False, FEW)
 
 
+def lfm2(model):
+    del model
+    ranks = DATA / "dashscope/resources/qwen.tiktoken"
+    return of_tiktoken(ranks, "lfm2", LFM2_SPECIALS, [], "<|startoftext|>", "<|im_end|>", True, FEW)
+
+
 def ernie(model):
     del model
     vocabulary = of_sentence_piece(DATA / "mistral_common/data/tokenizer.model.v1")
@@ -508,6 +522,8 @@ FAMILIES = [
     Family("ernie4_5-moe", "ernie4_5-moe", ernie, lambda _: ERNIE_TEMPLATE, has_tools=False),
     Family("glm4moe", "glm4moe", glm, lambda _: GLM_TEMPLATE, has_tools=False),
     Family("minimax-m2", "minimax-m2", minimax, lambda _: MINIMAX_TEMPLATE, has_tools=False),
+    Family("lfm2", "lfm2", lfm2, lambda _: LFM2_TEMPLATE, has_tools=False),
+    Family("lfm2moe", "lfm2moe", lfm2, lambda _: LFM2_TEMPLATE, has_tools=False),
 ]
 
 # Positions of these models: a prompt with tools has some hundred tokens.

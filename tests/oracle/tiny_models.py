@@ -44,6 +44,10 @@ N_SHARED_FF = 768
 N_EXPERTS = 8
 # Of Gemma 4's logits: small enough to bend those of random weights.
 LOGIT_CAP = 4.0
+# Positions that a short convolution sees.
+CONV_KERNEL = 3
+# Products of three numbers have large ones among them, beside which rounding takes much of the others.
+CONV_OUT = 0.5
 # How far the experts of a token are ahead of the others.
 LEAD = 6.0
 # gpt-oss's units give large numbers, beside which a row's own experts and its attention would not show.
@@ -117,6 +121,8 @@ class Variant:
     joint_norms: bool = False
     # Qwen3.5 and Qwen3-Next: gates of attention, which the last of so many layers has, and delta nets in the others.
     attention_every: int | None = None
+    # LFM2: layers with a short convolution in place of attention.
+    conv_layers: tuple[int, ...] = ()
     # Gemma 4: norms of values, a factor of each layer's output, windows in a list, capped logits, and in layers that see
     # all: heads of this size, one for keys and values, a quarter of the pairs turning.
     whole_head_dim: int | None = None
@@ -139,6 +145,12 @@ class Variant:
 
     def has_delta_net(self, layer):
         return self.attention_every is not None and (layer + 1) % self.attention_every != 0
+
+    def has_conv(self, layer):
+        return layer in self.conv_layers
+
+    def has_attention(self, layer):
+        return not (self.has_delta_net(layer) or self.has_conv(layer))
 
     @property
     def is_gemma4(self):
@@ -163,6 +175,12 @@ class Variant:
 
     def sees_all(self, layer):
         return (layer + 1) % self.window_period == 0
+
+    def kv_heads(self):
+        """As a file has them: a number, or one for each layer."""
+        if not (self.is_gemma4 or self.conv_layers):
+            return N_KV_HEADS
+        return [0 if self.has_conv(layer) else self.heads(layer)[0] for layer in range(self.layers)]
 
     def heads(self, layer):
         """(heads of keys and values, their size)"""
@@ -302,6 +320,14 @@ EXTRA = [
         "minimax-m2", "minimax-m2", head_dim=64, qk_norm=True, joint_norms=True, rope_dims=32, rope_base=5e6, experts_used=3,
         expert_width=N_FF, sigmoid=True, choice_bias=True,
     ),
+    # More tokens than a block of a recurrent state has.
+    Variant(
+        "lfm2", "lfm2", head_dim=64, layers=4, qk_norm=True, tied=True, rope_base=1e6, conv_layers=(0, 1, 3), tokens=75
+    ),
+    Variant(
+        "lfm2moe", "lfm2moe", head_dim=64, layers=4, qk_norm=True, tied=True, rope_base=1e6, conv_layers=(0, 1, 3), tokens=36,
+        experts_used=3, sigmoid=True, choice_bias=True, dense_layers=1,
+    ),
     Variant("phi3-partial-rope", "phi3", head_dim=64, fused=True, tied=True, rope_dims=48),
 ]  # fmt: skip
 
@@ -313,7 +339,7 @@ FREE += [
     if variant.shared_count
 ]
 FREE += [
-    replace(variant, name=f"{variant.name}-free", free_seed=1) for variant in EXTRA if variant.architecture == "ernie4_5-moe"
+    replace(variant, name=f"{variant.name}-free", free_seed=1) for variant in EXTRA if variant.architecture in ("ernie4_5-moe", "lfm2moe")
 ]
 
 
@@ -362,6 +388,8 @@ def write(path, variant, type_name, seed, pooling=None, tensors_a_file=0, vocabu
             scale *= 0.1
         if variant.gpt_oss and "ffn_down_exps" in name:
             scale *= GPT_OSS_DOWN
+        if "shortconv.out_proj" in name:
+            scale *= CONV_OUT
         values = rng.standard_normal(shape) * scale
         if routers and name == "token_embd.weight":
             values += routers.leads * scale
@@ -381,8 +409,7 @@ def _hyperparameters(writer, variant, n_vocab, context):
     widths = [variant.n_ff(layer) for layer in range(variant.layers)]
     writer.add_feed_forward_length(widths if variant.shared_kv_layers else N_FF)
     writer.add_head_count(N_HEADS)
-    kv_heads = [variant.heads(layer)[0] for layer in range(variant.layers)]
-    writer.add_head_count_kv(kv_heads if variant.is_gemma4 else N_KV_HEADS)
+    writer.add_head_count_kv(variant.kv_heads())
     head_dim = variant.whole_head_dim or variant.head_dim
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
@@ -416,6 +443,8 @@ def _hyperparameters(writer, variant, n_vocab, context):
         writer.add_ssm_group_count(N_DELTA_KEYS)
         writer.add_ssm_time_step_rank(N_DELTA_VALUES)
         writer.add_ssm_inner_size(DELTA_VALUES)
+    if variant.conv_layers:
+        writer.add_shortconv_l_cache(CONV_KERNEL)
     if variant.rope_sections:
         writer.add_rope_dimension_sections(variant.rope_sections)
     if variant.linear_rope_scale:
@@ -470,6 +499,9 @@ def _matrices(variant, n_vocab):
                 yield block + "ssm_beta.weight", (N_DELTA_VALUES, N_EMBD)
                 yield block + "ssm_alpha.weight", (N_DELTA_VALUES, N_EMBD)
             yield block + "ssm_out.weight", (N_EMBD, DELTA_VALUES)
+        elif variant.has_conv(layer):
+            yield block + "shortconv.in_proj.weight", (3 * N_EMBD, N_EMBD)
+            yield block + "shortconv.out_proj.weight", (N_EMBD, N_EMBD)
         elif variant.fused:
             yield block + "attn_qkv.weight", (variant.q_width(layer) + 2 * variant.kv_width(layer), N_EMBD)
             yield block + "ffn_up.weight", (2 * N_FF, N_EMBD)
@@ -483,7 +515,7 @@ def _matrices(variant, n_vocab):
         if not variant.fused and has_dense:
             yield block + "ffn_gate.weight", (variant.n_ff(layer), N_EMBD)
             yield block + "ffn_up.weight", (variant.n_ff(layer), N_EMBD)
-        if not variant.has_delta_net(layer):
+        if variant.has_attention(layer):
             yield block + "attn_output.weight", (N_EMBD, variant.q_width(layer))
         if has_dense:
             yield block + "ffn_down.weight", (N_EMBD, variant.n_ff(layer))
@@ -506,7 +538,7 @@ def _vectors(variant, rng):
     def norm(width):
         return 1.0 + 0.2 * rng.standard_normal(width)
 
-    yield "output_norm.weight", norm(N_EMBD)
+    yield "token_embd_norm.weight" if variant.conv_layers else "output_norm.weight", norm(N_EMBD)
     if variant.layer_input:
         yield "per_layer_proj_norm.weight", norm(variant.layer_input)
     for layer in range(variant.layers):
@@ -526,6 +558,8 @@ def _vectors(variant, rng):
             # From decays of a few positions to one of a hundred.
             yield block + "ssm_a", -np.exp(rng.uniform(-5.0, 0.0, N_DELTA_VALUES))
             yield block + "ssm_norm.weight", norm(DELTA_DIM)
+        elif variant.has_conv(layer):
+            yield block + "shortconv.conv.weight", rng.standard_normal((N_EMBD, CONV_KERNEL))
         elif variant.qk_norm:
             head_dim = variant.heads(layer)[1]
             # Scores have no other factor.

@@ -19,9 +19,16 @@ fn body(prompt: &str, max_tokens: u32) -> Value {
 
 #[test]
 fn a_recurrent_state_is_adopted_upgraded_and_shared_by_the_next_turn() {
+    for architecture in [Architecture::Qwen35, Architecture::Lfm2] {
+        is_adopted_upgraded_and_shared(architecture);
+    }
+}
+
+fn is_adopted_upgraded_and_shared(architecture: Architecture) {
     let folder = tempfile::tempdir().expect("a directory");
     let path = folder.path().join("m.gguf");
-    let model = tiny_model(Architecture::Qwen35).meta("qwen35.context_length", CONTEXT);
+    let key = format!("{}.context_length", architecture.name());
+    let model = tiny_model(architecture).meta(&key, CONTEXT);
     fs::write(&path, model.build()).expect("the directory is ours");
     let worker = Worker::with_model(&path).flag("--standby").start();
     let client = worker.client();

@@ -1,7 +1,8 @@
 //! Models for speed measurements: real shapes, random weights.
 
 use worker_orcd_gpu::model::{
-    Architecture, DeltaNetConfig, ExpertsConfig, Heads, ModelConfig, Positions, Window,
+    Architecture, DeltaNetConfig, ExpertsConfig, Heads, ModelConfig, Positions, Recurrence,
+    RecurrentLayers, Window,
 };
 use worker_orcd_ipc::Sampling;
 use worker_orcd_kernels::reference::delta_net::HeadOrder;
@@ -55,7 +56,7 @@ pub fn config(shape: &str) -> Result<ModelConfig, String> {
         has_joint_norms: false,
         has_sinks: false,
         gates_attention: false,
-        delta_net: None,
+        recurrent: None,
         sliding_heads: None,
         normalizes_values: false,
         logit_cap: None,
@@ -111,17 +112,17 @@ pub fn config(shape: &str) -> Result<ModelConfig, String> {
 
 /// Three of four layers are delta nets with this number of heads of values.
 fn of_delta_nets(plain: ModelConfig, v_heads: usize) -> ModelConfig {
+    let net = Recurrence::DeltaNet(DeltaNetConfig {
+        kernel: 4,
+        head_dim: 128,
+        k_heads: 16,
+        v_heads,
+        order: HeadOrder::Tiled,
+    });
     ModelConfig {
         architecture: Architecture::Qwen35,
         gates_attention: true,
-        delta_net: Some(DeltaNetConfig {
-            attention_every: 4,
-            kernel: 4,
-            head_dim: 128,
-            k_heads: 16,
-            v_heads,
-            order: HeadOrder::Tiled,
-        }),
+        recurrent: Some(RecurrentLayers::beside_attention(net, 4, plain.n_layers)),
         rope: Rope {
             dims: 64,
             ..plain.rope

@@ -9,8 +9,8 @@
 //! * [`load`] sizes the KV cache on an open device, then packs the file's tensors into one arena, or takes over the
 //!   arena of an earlier process; afterwards the file is not read again. The arena is [`sealed`] and may outlive the
 //!   process.
-//! * [`forward`] is the pass: embedding, [`attention`] or a [`delta_net`], [`linear`] layers, [`experts`] and [`layer_inputs`] if the
-//!   model has them, and [`head`] for sampling rows.
+//! * [`forward`] is the pass: embedding, [`attention`], a [`delta_net`] or a [`short_conv`], [`linear`] layers, [`experts`] and
+//!   [`layer_inputs`] if the model has them, and [`head`] for sampling rows.
 //! * [`pool`] distributes numbered items to threads; [`memory`] owns every large allocation and its purpose;
 //!   [`control_group`] may leave less memory than the machine has.
 //!
@@ -34,6 +34,7 @@ mod plan;
 mod pool;
 mod scratch;
 mod sealed;
+mod short_conv;
 mod weights;
 
 use crate::device::common::batch::DrawingRow;

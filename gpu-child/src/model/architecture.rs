@@ -30,6 +30,8 @@ pub enum Architecture {
     Ernie45Moe,
     Glm4Moe,
     MiniMaxM2,
+    Lfm2,
+    Lfm2Moe,
 }
 
 /// Properties specific to an architecture's files.
@@ -79,9 +81,9 @@ pub(super) struct Conventions {
     pub(super) experts: Experts,
     /// Attention's output has gates.
     pub(super) gates_attention: bool,
-    /// Most layers have a gated delta net in place of attention, with heads in this order. Grouped heads have their
-    /// strengths and decays in one tensor.
-    pub(super) delta_net: Option<HeadOrder>,
+    /// Tensor of the norm before the output.
+    pub(super) output_norm: &'static str,
+    pub(super) recurrence: Recurrence,
     /// The file may have layers that predict further tokens.
     pub(super) may_have_mtp: bool,
 }
@@ -113,7 +115,8 @@ const PLAIN: Conventions = Conventions {
     activation: Activation::Silu,
     experts: Experts::None,
     gates_attention: false,
-    delta_net: None,
+    output_norm: "output_norm.weight",
+    recurrence: Recurrence::None,
     may_have_mtp: false,
 };
 
@@ -123,7 +126,7 @@ const QWEN_3_5: Conventions = Conventions {
     // A norm before the feed-forward part, in spite of its name.
     ffn_norm: "post_attention_norm.weight",
     gates_attention: true,
-    delta_net: Some(HeadOrder::Tiled),
+    recurrence: Recurrence::DeltaNet(HeadOrder::Tiled),
     may_have_mtp: true,
     ..PLAIN
 };
@@ -215,6 +218,23 @@ const MINIMAX_M2: Conventions = Conventions {
     ..PLAIN
 };
 
+const LFM_2: Conventions = Conventions {
+    qk_norms: QkNorms::OfHeads,
+    output_norm: "token_embd_norm.weight",
+    recurrence: Recurrence::ShortConv,
+    ..PLAIN
+};
+
+const LFM_2_MOE: Conventions = Conventions {
+    experts: Experts::Always(Mixture {
+        weighing: Weighing::RenormalizedSigmoid,
+        choice_bias: ChoiceBias::Required,
+        may_begin_dense: true,
+        ..MIXTURE
+    }),
+    ..LFM_2
+};
+
 /// GLM-4.5, 4.6 and 4.7.
 const GLM_4_MOE: Conventions = Conventions {
     qk_norms: QkNorms::OptionalOfHeads,
@@ -230,6 +250,17 @@ const GLM_4_MOE: Conventions = Conventions {
     may_have_mtp: true,
     ..PLAIN
 };
+
+/// Recurrence in some of the layers, in place of attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Recurrence {
+    None,
+    /// A gated delta net in most layers, with heads in this order. Grouped heads have their strengths and decays in one
+    /// tensor.
+    DeltaNet(HeadOrder),
+    /// A short convolution in the layers without heads of keys and values.
+    ShortConv,
+}
 
 /// Most layers have a sliding window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -345,7 +376,7 @@ pub(super) enum RopeFactors {
 }
 
 impl Architecture {
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 23] = [
         Self::Llama,
         Self::Qwen2,
         Self::Qwen3,
@@ -367,6 +398,8 @@ impl Architecture {
         Self::Ernie45Moe,
         Self::Glm4Moe,
         Self::MiniMaxM2,
+        Self::Lfm2,
+        Self::Lfm2Moe,
     ];
 
     /// Name in `general.architecture`, and prefix of every key.
@@ -394,6 +427,8 @@ impl Architecture {
             Self::Ernie45Moe => "ernie4_5-moe",
             Self::Glm4Moe => "glm4moe",
             Self::MiniMaxM2 => "minimax-m2",
+            Self::Lfm2 => "lfm2",
+            Self::Lfm2Moe => "lfm2moe",
         }
     }
 
@@ -441,7 +476,7 @@ impl Architecture {
             Self::Qwen35 => QWEN_3_5,
             Self::Qwen35Moe => QWEN_3_5_MOE,
             Self::Qwen3Next => Conventions {
-                delta_net: Some(HeadOrder::Grouped),
+                recurrence: Recurrence::DeltaNet(HeadOrder::Grouped),
                 ..QWEN_3_5_MOE
             },
             Self::SmolLm3 => Conventions {
@@ -468,6 +503,8 @@ impl Architecture {
             Self::Ernie45Moe => ERNIE_4_5_MOE,
             Self::Glm4Moe => GLM_4_MOE,
             Self::MiniMaxM2 => MINIMAX_M2,
+            Self::Lfm2 => LFM_2,
+            Self::Lfm2Moe => LFM_2_MOE,
             Self::Gemma3 => GEMMA_3,
             Self::Gemma4 => GEMMA_4,
         }

@@ -144,6 +144,20 @@ pub const SERVED: &[Served] = &[
         held_by: &["minimax-m2"],
     },
     Served {
+        architecture: Architecture::Lfm2,
+        with_key: None,
+        models: "LFM2 and LFM2.5: short convolutions in most layers",
+        on_cuda: true,
+        held_by: &["lfm2"],
+    },
+    Served {
+        architecture: Architecture::Lfm2Moe,
+        with_key: Some("expert_count"),
+        models: "LFM2-8B-A1B, LFM2-24B-A2B and LFM2.5-8B-A1B: as above, with experts behind dense layers, a router of sigmoids, and biases that only choose",
+        on_cuda: true,
+        held_by: &["lfm2moe"],
+    },
+    Served {
         architecture: Architecture::GptOss,
         with_key: Some("expert_count"),
         models: "gpt-oss-20b and -120b",
@@ -238,10 +252,6 @@ pub const REFUSED: &[Refused] = &[
     Refused {
         names: &["rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"],
         needs: "the time mixing of RWKV, which has a recurrent state, in place of attention",
-    },
-    Refused {
-        names: &["lfm2", "lfm2moe"],
-        needs: "short convolutions, which have a state, in place of attention in most layers",
     },
     Refused {
         names: &["deepseek2", "minicpm3", "mistral4", "plm"],

@@ -4,13 +4,15 @@
 //! name, never ignored.
 
 use super::architecture::{Architecture, AttentionScale, QkNorms};
-use super::delta_net::{self, DeltaNetConfig};
+use super::delta_net::DeltaNetConfig;
 use super::error::ModelError;
 use super::experts;
 use super::experts::ExpertsConfig;
 use super::gguf::{GgufError, Header, Value};
 use super::heads::{self, Heads};
 use super::positions::{Positions, WindowedLayers};
+use super::recurrent::{self, RecurrentLayers};
+use super::short_conv::ShortConvConfig;
 use super::{layer_inputs, rope, shared_kv};
 use worker_orcd_kernels::Activation;
 use worker_orcd_kernels::reference::rope::Rope;
@@ -59,8 +61,8 @@ pub struct ModelConfig {
     /// Attention's output is multiplied by the sigmoid of gates, which are projected with the queries: of each head
     /// `head_dim` queries, then as many gates.
     pub gates_attention: bool,
-    /// Layers with a delta net in place of attention. `None`: all layers have attention.
-    pub delta_net: Option<DeltaNetConfig>,
+    /// Layers with a recurrent state in place of attention. `None`: all layers have attention.
+    pub recurrent: Option<RecurrentLayers>,
     /// The last layers without keys and values of their own: [`kv_layer`](Self::kv_layer).
     pub shared_kv_layers: usize,
     /// Width of the [per-layer inputs](super::LayerInputs) of each layer, if layers have them.
@@ -137,10 +139,23 @@ impl ModelConfig {
         is_there.then_some(self.n_ff)
     }
 
-    /// The delta net of a layer, if the layer has one.
+    /// True if the layer has a recurrent state in place of attention.
     #[must_use]
-    pub fn delta_net_of(&self, layer: usize) -> Option<&DeltaNetConfig> {
-        self.delta_net.as_ref().filter(|net| net.is_in(layer))
+    pub fn is_recurrent(&self, layer: usize) -> bool {
+        let recurrent = self.recurrent.as_ref();
+        recurrent.is_some_and(|recurrent| recurrent.is_in(layer))
+    }
+
+    /// The delta nets of the recurrent layers, if that is what they have.
+    #[must_use]
+    pub fn delta_net(&self) -> Option<&DeltaNetConfig> {
+        self.recurrent.as_ref()?.delta_net()
+    }
+
+    /// The short convolutions of the recurrent layers, if that is what they have.
+    #[must_use]
+    pub fn short_conv(&self) -> Option<&ShortConvConfig> {
+        self.recurrent.as_ref()?.short_conv()
     }
 
     /// Rotations: of layers with full attention, and, if different, of sliding-window layers.
@@ -184,6 +199,7 @@ impl ModelConfig {
         let (n_ff, ff_widths) = keys.feed_forward(n_layers)?;
         let context_length = keys.positive("context_length")?;
         let windows = WindowedLayers::read(&keys, n_layers)?;
+        let recurrent = recurrent::read(&keys, n_embd, n_layers)?;
         let heads = heads::read(&keys, n_embd, n_layers, &windows)?;
         let Heads {
             count: n_heads,
@@ -220,7 +236,7 @@ impl ModelConfig {
             has_joint_norms: keys.architecture.conventions().qk_norms == QkNorms::Joint,
             has_sinks: keys.architecture.conventions().has_sinks,
             gates_attention: keys.architecture.conventions().gates_attention,
-            delta_net: delta_net::read(&keys, n_layers)?,
+            recurrent,
             shared_kv_layers: shared_kv::read(&keys, n_layers, &windows)?,
             layer_input: layer_inputs::read(&keys)?,
         })
@@ -308,10 +324,26 @@ impl<'h, 'a> Keys<'h, 'a> {
 
     /// A number, or an array with one number per layer if they are all equal.
     pub(super) fn optional_positive(&self, name: &str) -> Result<Option<usize>, ModelError> {
+        self.optional_equal(name, &|_| true)
+    }
+
+    /// The same; zeros of an array do not count.
+    pub(super) fn optional_positive_besides_zeros(
+        &self,
+        name: &str,
+    ) -> Result<Option<usize>, ModelError> {
+        self.optional_equal(name, &|value| value != Some(0))
+    }
+
+    fn optional_equal(
+        &self,
+        name: &str,
+        counts: &dyn Fn(Option<u64>) -> bool,
+    ) -> Result<Option<usize>, ModelError> {
         let key = self.key(name);
         let value = match self.header.get(&key) {
             Some(Value::Array(array)) => {
-                let mut values = array.values();
+                let mut values = array.values().filter(|value| counts(value.as_u64()));
                 let first = values.next().and_then(|value| value.as_u64());
                 if first.is_none() || values.any(|value| value.as_u64() != first) {
                     return Err(ModelError::unsupported(

@@ -1,22 +1,15 @@
-//! Hyperparameters of gated delta nets: `{arch}.ssm.*`, and which layers have one.
+//! Hyperparameters of gated delta nets: `{arch}.ssm.*`.
 //!
 //! Names and meanings are those of llama.cpp's `qwen35.cpp` and `qwen3next.cpp`.
 
 use super::config::Keys;
 use super::error::ModelError;
-use super::gguf::Value;
+use super::short_conv;
+use worker_orcd_kernels::cpu::DeltaUnit;
 use worker_orcd_kernels::reference::delta_net::HeadOrder;
-
-/// Maximum number of positions that the convolution sees.
-const MAX_KERNEL: usize = 8;
-/// A list of flags, by layer, in place of [`EVERY`].
-const LAYERS: &str = "attention.recurrent_layers";
-const EVERY: &str = "full_attention_interval";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeltaNetConfig {
-    /// The last of each group of this many layers has attention, the others have a delta net. Never zero.
-    pub attention_every: usize,
     /// Positions that the convolution sees, including the present one.
     pub kernel: usize,
     /// Length of a head's query, key and value.
@@ -29,10 +22,14 @@ pub struct DeltaNetConfig {
 }
 
 impl DeltaNetConfig {
-    /// True if the layer has a delta net.
+    /// A head of keys with its heads of values.
     #[must_use]
-    pub fn is_in(&self, layer: usize) -> bool {
-        !(layer + 1).is_multiple_of(self.attention_every)
+    pub fn unit(&self) -> DeltaUnit {
+        DeltaUnit {
+            head_dim: self.head_dim,
+            v_heads: self.v_heads / self.k_heads,
+            kernel: self.kernel,
+        }
     }
 
     /// Width of all queries, and of all keys.
@@ -74,32 +71,16 @@ impl DeltaNetConfig {
     }
 }
 
-/// Delta nets of a file; `None` if the architecture has none.
-///
 /// # Errors
 /// If a key is missing or invalid, or requires an unsupported feature.
-pub(super) fn read(
-    keys: &Keys<'_, '_>,
-    n_layers: usize,
-) -> Result<Option<DeltaNetConfig>, ModelError> {
-    let Some(order) = keys.architecture.conventions().delta_net else {
-        return Ok(None);
-    };
+pub(super) fn read(keys: &Keys<'_, '_>, order: HeadOrder) -> Result<DeltaNetConfig, ModelError> {
     let config = DeltaNetConfig {
-        attention_every: attention_every(keys, n_layers)?,
-        kernel: keys.positive("ssm.conv_kernel")?,
+        kernel: short_conv::kernel(keys, "ssm.conv_kernel")?,
         head_dim: keys.positive("ssm.state_size")?,
         k_heads: keys.positive("ssm.group_count")?,
         v_heads: keys.positive("ssm.time_step_rank")?,
         order,
     };
-    if !(2..=MAX_KERNEL).contains(&config.kernel) {
-        let message = format!(
-            "a convolution over {} positions; 2 to {MAX_KERNEL} are supported",
-            config.kernel
-        );
-        return Err(ModelError::bad_value(keys.key("ssm.conv_kernel"), message));
-    }
     if !config.v_heads.is_multiple_of(config.k_heads) {
         let message = format!(
             "{} heads of values cannot share {} of keys",
@@ -125,35 +106,5 @@ pub(super) fn read(
         );
         return Err(ModelError::bad_value(keys.key("ssm.inner_size"), message));
     }
-    Ok(Some(config))
-}
-
-/// Reads which layers have attention.
-fn attention_every(keys: &Keys<'_, '_>, n_layers: usize) -> Result<usize, ModelError> {
-    let (key, every) = match keys.header.get(&keys.key(LAYERS)) {
-        Some(Value::Array(array)) => {
-            // Layers that predict further tokens follow.
-            let flags = array.values().take(n_layers).map(|value| value.as_flag());
-            let Some(flags) = flags.collect::<Option<Vec<_>>>() else {
-                return Err(ModelError::bad_value(
-                    keys.key(LAYERS),
-                    "must be a list of flags",
-                ));
-            };
-            let first = flags.iter().position(|is_recurrent| !is_recurrent);
-            let every = first.map_or(n_layers + 1, |first| first + 1);
-            let expected = (1..=n_layers).map(|layer| !layer.is_multiple_of(every));
-            if !flags.into_iter().eq(expected) {
-                let feature = "layers with attention at unequal distances";
-                return Err(ModelError::unsupported(keys.key(LAYERS), feature));
-            }
-            (LAYERS, every)
-        }
-        _ => (EVERY, keys.optional_positive(EVERY)?.unwrap_or(4)),
-    };
-    if every > n_layers {
-        let message = format!("none of {n_layers} layers has attention");
-        return Err(ModelError::unsupported(keys.key(key), message));
-    }
-    Ok(every)
+    Ok(config)
 }

@@ -1,5 +1,6 @@
 //! Heads of attention, of which sliding-window layers may have others than layers with full attention.
 
+use super::architecture::Recurrence;
 use super::config::Keys;
 use super::error::ModelError;
 use super::gguf::Value;
@@ -55,7 +56,7 @@ pub(super) fn read(
     let have_own = own.is_some_and(|windows| windows.have_heads);
     let [full_kv, sliding_kv] = match have_own {
         true => kv_counts_by_kind(keys, (count, n_layers), windows)?,
-        false => [keys.optional_positive(KV_COUNT)?.unwrap_or(count); 2],
+        false => [kv_count(keys)?.unwrap_or(count); 2],
     };
     for kv_count in [full_kv, sliding_kv] {
         if count % kv_count != 0 {
@@ -83,7 +84,15 @@ pub(super) fn read(
     })
 }
 
-const KV_COUNT: &str = "attention.head_count_kv";
+pub(super) const KV_COUNT: &str = "attention.head_count_kv";
+
+/// Heads of keys and values of all layers with attention.
+fn kv_count(keys: &Keys<'_, '_>) -> Result<Option<usize>, ModelError> {
+    match keys.architecture.conventions().recurrence {
+        Recurrence::ShortConv => keys.optional_positive_besides_zeros(KV_COUNT),
+        Recurrence::None | Recurrence::DeltaNet(_) => keys.optional_positive(KV_COUNT),
+    }
+}
 
 /// Heads of keys and values: of layers with full attention, and of sliding-window layers.
 fn kv_counts_by_kind(

@@ -34,6 +34,7 @@ pub struct Layer<M, V> {
 pub enum Mixer<M, V> {
     Attention(Attention<M, V>),
     DeltaNet(DeltaNet<M, V>),
+    ShortConv(ShortConv<M, V>),
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -83,6 +84,21 @@ pub struct DeltaNet<M, V> {
     pub decay: V,
     /// RMS norm over each head of the output, `[head_dim]`.
     pub norm: V,
+    pub output: Linear<M, V>,
+}
+
+/// A short convolution, as LFM2 has it: [`ShortConvConfig`](super::ShortConvConfig). `b`, `c` and `x` are what is projected of a
+/// row:
+///
+/// ```text
+/// output (c * conv(b * x))
+/// ```
+#[derive(Debug, Clone, Copy)]
+pub struct ShortConv<M, V> {
+    /// `b`, `c` and `x`, `[3 * n_embd, n_embd]`.
+    pub input: Linear<M, V>,
+    /// Weights of each channel for the last positions, the present one last: `[n_embd, kernel]`.
+    pub conv: V,
     pub output: Linear<M, V>,
 }
 
@@ -259,7 +275,7 @@ impl<M, V> Layer<M, V> {
     pub fn attention(&self) -> Option<&Attention<M, V>> {
         match &self.mixer {
             Mixer::Attention(attention) => Some(attention),
-            Mixer::DeltaNet(_) => None,
+            Mixer::DeltaNet(_) | Mixer::ShortConv(_) => None,
         }
     }
 
@@ -325,6 +341,7 @@ impl<M, V> Mixer<M, V> {
                     .chain(alpha)
                     .collect()
             }
+            Self::ShortConv(conv) => vec![&conv.input, &conv.output],
         }
     }
 
@@ -335,6 +352,7 @@ impl<M, V> Mixer<M, V> {
         Ok(match self {
             Self::Attention(attention) => Mixer::Attention(attention.try_map(to)?),
             Self::DeltaNet(net) => Mixer::DeltaNet(net.try_map(to)?),
+            Self::ShortConv(conv) => Mixer::ShortConv(conv.try_map(to)?),
         })
     }
 }
@@ -391,6 +409,19 @@ impl<M, V> DeltaNet<M, V> {
             dt: to.vector(&self.dt)?,
             decay: to.vector(&self.decay)?,
             norm: to.vector(&self.norm)?,
+            output: self.output.try_map(to)?,
+        })
+    }
+}
+
+impl<M, V> ShortConv<M, V> {
+    fn try_map<T: Mapping<M, V>>(
+        &self,
+        to: &mut T,
+    ) -> Result<ShortConv<T::Matrix, T::Vector>, T::Error> {
+        Ok(ShortConv {
+            input: self.input.try_map(to)?,
+            conv: to.vector(&self.conv)?,
             output: self.output.try_map(to)?,
         })
     }

@@ -29,6 +29,9 @@ pub const DELTA_DIM: u64 = 16;
 pub const DELTA_KERNEL: u64 = 4;
 /// The last of this many layers of such a model has attention.
 pub const ATTENTION_EVERY: u32 = 2;
+/// Positions that a short convolution sees. All layers have one but the third of four.
+pub const CONV_KERNEL: u64 = 3;
+pub const CONV_LAYERS: [bool; 4] = [true, true, false, true];
 /// Heads of keys and values in layers of Gemma 4 with full attention, and their size. Those with a window have as many as
 /// there are heads of queries.
 pub const WHOLE_KV_HEADS: u64 = 1;
@@ -61,7 +64,8 @@ pub fn tiny_model(architecture: Architecture) -> GgufBuilder {
         | Architecture::Qwen35Moe
         | Architecture::Qwen3Next
         | Architecture::Ernie45Moe
-        | Architecture::Glm4Moe => Some(EXPERT_FF),
+        | Architecture::Glm4Moe
+        | Architecture::Lfm2Moe => Some(EXPERT_FF),
         Architecture::MiniMaxM2 => Some(N_FF),
         _ => None,
     };
@@ -133,6 +137,7 @@ fn n_layers(architecture: Architecture) -> u32 {
         | Architecture::Qwen35
         | Architecture::Qwen35Moe
         | Architecture::Qwen3Next => 4,
+        Architecture::Lfm2 | Architecture::Lfm2Moe => CONV_LAYERS.len() as u32,
         Architecture::Gemma3 => 7,
         Architecture::Gemma4 => 2 * WHOLE_EVERY,
         _ => N_LAYERS,
@@ -141,8 +146,8 @@ fn n_layers(architecture: Architecture) -> u32 {
 
 fn model(architecture: Architecture, experts: Option<u64>) -> GgufBuilder {
     use Architecture::{
-        Ernie45Moe, Gemma3, Gemma4, Glm4Moe, GptOss, Phi3, Qwen2, Qwen2Moe, Qwen3Next, Qwen35,
-        Qwen35Moe, SeedOss,
+        Ernie45Moe, Gemma3, Gemma4, Glm4Moe, GptOss, Lfm2, Lfm2Moe, Phi3, Qwen2, Qwen2Moe,
+        Qwen3Next, Qwen35, Qwen35Moe, SeedOss,
     };
     let mut random = Random(0x5eed);
     let mut file = metadata(architecture);
@@ -156,20 +161,28 @@ fn model(architecture: Architecture, experts: Option<u64>) -> GgufBuilder {
     if has_delta_nets {
         file = delta_net_metadata(file, architecture);
     }
+    let has_convs = matches!(architecture, Lfm2 | Lfm2Moe);
+    if has_convs {
+        file = short_conv_metadata(file, architecture);
+    }
     if let Some(n_ff) = experts {
         file = expert_metadata(file, architecture, n_ff);
     }
     file = random.matrix(file, "token_embd.weight", VOCAB, N_EMBD);
-    file = random.norm(file, "output_norm.weight", N_EMBD);
+    let output_norm = architecture.conventions().output_norm;
+    file = random.norm(file, output_norm, N_EMBD);
     for layer in 0..n_layers(architecture) {
         let name = |tensor: &str| format!("blk.{layer}.{tensor}");
         let heads = Heads::of(architecture, layer);
-        let begins_dense = matches!(architecture, Ernie45Moe | Glm4Moe);
+        let begins_dense = matches!(architecture, Ernie45Moe | Glm4Moe | Lfm2Moe);
         let experts = experts.filter(|_| !begins_dense || layer > 0);
         file = random.norm(file, &name("attn_norm.weight"), N_EMBD);
         let is_delta_net = has_delta_nets && !(layer + 1).is_multiple_of(ATTENTION_EVERY);
+        let is_conv = has_convs && CONV_LAYERS[layer as usize];
         if is_delta_net {
             file = random.delta_net(file, &name, architecture);
+        } else if is_conv {
+            file = random.short_conv(file, &name);
         } else {
             file = random.projections(file, &name, architecture, heads);
         }
@@ -182,7 +195,7 @@ fn model(architecture: Architecture, experts: Option<u64>) -> GgufBuilder {
             file = random.vector(file, &name("attn_k.bias"), heads.keys);
             file = random.vector(file, &name("attn_v.bias"), heads.keys);
         }
-        if !is_delta_net {
+        if !(is_delta_net || is_conv) {
             file = random.qk_norms(file, &name, architecture, heads);
             file = random.matrix(file, &name("attn_output.weight"), N_EMBD, heads.queries);
         }
@@ -288,6 +301,16 @@ fn delta_net_metadata(file: GgufBuilder, architecture: Architecture) -> GgufBuil
         .meta(&key("ssm.inner_size"), (DELTA_V_HEADS * DELTA_DIM) as u32)
 }
 
+fn short_conv_metadata(file: GgufBuilder, architecture: Architecture) -> GgufBuilder {
+    let key = |name: &str| format!("{}.{name}", architecture.name());
+    let kv_heads = CONV_LAYERS.map(|is_conv| if is_conv { 0 } else { N_KV_HEADS as i32 });
+    file.meta(&key("shortconv.l_cache"), CONV_KERNEL as u32)
+        .meta(
+            &key("attention.head_count_kv"),
+            Meta::I32s(kv_heads.to_vec()),
+        )
+}
+
 fn expert_metadata(file: GgufBuilder, architecture: Architecture, n_ff: u64) -> GgufBuilder {
     let key = |name: &str| format!("{}.{name}", architecture.name());
     let file = file
@@ -314,6 +337,10 @@ fn expert_metadata(file: GgufBuilder, architecture: Architecture, n_ff: u64) -> 
             .meta(&key("expert_gating_func"), 2_u32)
             .meta(&key("expert_weights_norm"), true)
             .meta(&key("expert_weights_scale"), EXPERTS_SCALE)
+            .meta(&key("leading_dense_block_count"), 1_u32),
+        Architecture::Lfm2Moe => file
+            .meta(&length, n_ff as u32)
+            .meta(&key("expert_gating_func"), 2_u32)
             .meta(&key("leading_dense_block_count"), 1_u32),
         Architecture::GptOss => file
             .meta(&length, n_ff as u32)
@@ -445,6 +472,17 @@ impl Random {
         self.norm(file, &name("ssm_norm.weight"), DELTA_DIM)
     }
 
+    fn short_conv(&mut self, mut file: GgufBuilder, name: &dyn Fn(&str) -> String) -> GgufBuilder {
+        for (tensor, rows, cols) in [
+            ("shortconv.in_proj.weight", 3 * N_EMBD, N_EMBD),
+            ("shortconv.conv.weight", N_EMBD, CONV_KERNEL),
+            ("shortconv.out_proj.weight", N_EMBD, N_EMBD),
+        ] {
+            file = self.matrix(file, &name(tensor), rows, cols);
+        }
+        file
+    }
+
     fn qk_norms(
         &mut self,
         file: GgufBuilder,
@@ -469,9 +507,11 @@ impl Random {
         architecture: Architecture,
         n_ff: u64,
     ) -> GgufBuilder {
-        use Architecture::{Ernie45Moe, Glm4Moe, MiniMaxM2, Qwen2Moe, Qwen3Next, Qwen35Moe};
+        use Architecture::{
+            Ernie45Moe, Glm4Moe, Lfm2Moe, MiniMaxM2, Qwen2Moe, Qwen3Next, Qwen35Moe,
+        };
         file = self.experts(file, name, n_ff);
-        if matches!(architecture, Ernie45Moe | Glm4Moe | MiniMaxM2) {
+        if matches!(architecture, Ernie45Moe | Glm4Moe | MiniMaxM2 | Lfm2Moe) {
             file = self.vector(file, &name("exp_probs_b.bias"), EXPERTS);
         }
         match architecture {

@@ -12,8 +12,10 @@ use super::gguf::{Header, TensorView};
 use super::heads::Heads;
 use super::layer::{
     Attention, DeltaNet, DenseBeside, Experts, FeedForward, GatedUnit, KvOrigin, Layer, LayerInput,
-    LayerInputs, Linear, Mixer, ModelWeights, SharedExpert,
+    LayerInputs, Linear, Mixer, ModelWeights, SharedExpert, ShortConv,
 };
+use super::recurrent::Recurrence;
+use super::short_conv::ShortConvConfig;
 use super::{experts, rerank, rope};
 use std::collections::HashSet;
 use worker_orcd_kernels::TensorType;
@@ -27,6 +29,8 @@ pub type FileWeights<'a> = ModelWeights<TensorView<'a>, TensorView<'a>>;
 pub type FileLinear<'a> = Linear<TensorView<'a>, TensorView<'a>>;
 type FileAttention<'a> = Attention<TensorView<'a>, TensorView<'a>>;
 type FileDeltaNet<'a> = DeltaNet<TensorView<'a>, TensorView<'a>>;
+type FileShortConv<'a> = ShortConv<TensorView<'a>, TensorView<'a>>;
+type FileMixer<'a> = Mixer<TensorView<'a>, TensorView<'a>>;
 type FileExperts<'a> = Experts<TensorView<'a>, TensorView<'a>>;
 type FileDenseBeside<'a> = DenseBeside<TensorView<'a>, TensorView<'a>>;
 type FileLayerInputs<'a> = LayerInputs<TensorView<'a>, TensorView<'a>>;
@@ -47,7 +51,8 @@ impl<'a> FileWeights<'a> {
         };
         let (vocab, n_embd) = (config.vocab_size, config.n_embd);
         let token_embd = tensors.matrix("token_embd.weight", vocab, n_embd)?;
-        let output_norm = tensors.vector("output_norm.weight", n_embd)?;
+        let output_norm = config.architecture.conventions().output_norm;
+        let output_norm = tensors.vector(output_norm, n_embd)?;
         let output = tensors.optional_matrix("output.weight", vocab, n_embd)?;
         let bias = tensors.optional_vector("output.bias", vocab)?;
         let layer_inputs = tensors.layer_inputs(config)?;
@@ -93,13 +98,9 @@ impl<'a> LayerReader<'_, '_, 'a> {
     fn read(mut self) -> Result<FileLayer<'a>, ModelError> {
         let config = self.config;
         let attn_norm = self.vector("attn_norm.weight", config.n_embd)?;
-        let mixer = match config.delta_net_of(self.index) {
-            None => Mixer::Attention(self.attention()?),
-            Some(net) => Mixer::DeltaNet(self.delta_net(net)?),
-        };
         Ok(Layer {
             attn_norm,
-            mixer,
+            mixer: self.mixer()?,
             attn_post_norm: self.post_norm("post_attention_norm.weight")?,
             ffn_norm: self.vector(self.conventions.ffn_norm, config.n_embd)?,
             feed_forward: match config.experts_of(self.index) {
@@ -114,6 +115,17 @@ impl<'a> LayerReader<'_, '_, 'a> {
             output_scale: match self.conventions.scales_output {
                 true => self.optional_vector("layer_output_scale.weight", 1)?,
                 false => None,
+            },
+        })
+    }
+
+    fn mixer(&mut self) -> Result<FileMixer<'a>, ModelError> {
+        let recurrent = self.config.recurrent.as_ref();
+        Ok(match recurrent.filter(|it| it.is_in(self.index)) {
+            None => Mixer::Attention(self.attention()?),
+            Some(recurrent) => match &recurrent.recurrence {
+                Recurrence::DeltaNet(net) => Mixer::DeltaNet(self.delta_net(net)?),
+                Recurrence::ShortConv(conv) => Mixer::ShortConv(self.short_conv(conv)?),
             },
         })
     }
@@ -147,9 +159,6 @@ impl<'a> LayerReader<'_, '_, 'a> {
             return Err(ModelError::unsupported(self.name(JOINT_INPUTS), feature));
         }
         let (n_embd, v_heads) = (self.config.n_embd, net.v_heads);
-        let conv = self.name("ssm_conv1d.weight");
-        let channels = [net.kernel, net.channels(), 1, 1];
-        let missing = || ModelError::MissingTensor(conv.clone());
         let (beta, alpha) = match net.order {
             HeadOrder::Tiled => {
                 let alpha = self.linear("ssm_alpha", v_heads, n_embd)?;
@@ -162,15 +171,32 @@ impl<'a> LayerReader<'_, '_, 'a> {
             gate: self.linear("attn_gate", net.v_width(), n_embd)?,
             beta,
             alpha,
-            conv: self
-                .tensors
-                .optional_f32(&conv, channels)?
-                .ok_or_else(missing)?,
+            conv: self.convolution("ssm_conv1d.weight", net.kernel, net.channels())?,
             dt: self.vector("ssm_dt.bias", v_heads)?,
             decay: self.vector("ssm_a", v_heads)?,
             norm: self.vector("ssm_norm.weight", net.head_dim)?,
             output: self.linear("ssm_out", n_embd, net.v_width())?,
         })
+    }
+
+    fn short_conv(&mut self, conv: &ShortConvConfig) -> Result<FileShortConv<'a>, ModelError> {
+        let (n_embd, width) = (self.config.n_embd, conv.width);
+        Ok(ShortConv {
+            input: self.linear("shortconv.in_proj", conv.projected_width(), n_embd)?,
+            conv: self.convolution("shortconv.conv.weight", conv.kernel, width)?,
+            output: self.linear("shortconv.out_proj", n_embd, width)?,
+        })
+    }
+
+    fn convolution(
+        &mut self,
+        tensor: &str,
+        kernel: usize,
+        channels: usize,
+    ) -> Result<TensorView<'a>, ModelError> {
+        let name = self.name(tensor);
+        let found = self.tensors.optional_f32(&name, [kernel, channels, 1, 1])?;
+        found.ok_or(ModelError::MissingTensor(name))
     }
 
     /// Queries, keys and values.

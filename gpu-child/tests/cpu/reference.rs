@@ -5,10 +5,11 @@ use crate::support::forward::forward;
 use crate::support::{
     Model, alone, config, config_like_gemma4, config_like_gemma4_e2b,
     config_like_gemma4_with_experts, config_like_glm, config_of_delta_nets, config_of_experts,
-    config_of_gpt_oss, config_with_joint_norms, config_with_temperature, config_with_windows,
-    config_without_rotations, tokens,
+    config_of_gpt_oss, config_of_short_convs, config_of_short_convs_and_experts,
+    config_with_joint_norms, config_with_temperature, config_with_windows,
+    config_without_rotations, delta_nets, tokens,
 };
-use worker_orcd_gpu::model::ModelConfig;
+use worker_orcd_gpu::model::{DeltaNetConfig, ModelConfig};
 use worker_orcd_kernels::reference::delta_net::HeadOrder;
 use worker_orcd_kernels::reference::rope::RopePairs;
 use worker_orcd_kernels::{TensorType, Weighing, compare};
@@ -105,12 +106,21 @@ fn gpt_oss_agrees_with_the_references_past_its_window() {
 #[test]
 fn delta_nets_and_gated_attention_agree_with_the_references() {
     for order in [HeadOrder::Tiled, HeadOrder::Grouped] {
-        let mut config = config_of_delta_nets();
-        if let Some(net) = &mut config.delta_net {
-            net.order = order;
-        }
+        let small = config_of_delta_nets();
+        let net = *small.delta_net().expect("delta nets");
+        let config = ModelConfig {
+            recurrent: Some(delta_nets(DeltaNetConfig { order, ..net })),
+            ..small
+        };
         agrees(config, &format!("{order:?}"));
     }
+}
+
+/// Same tolerance as above.
+#[test]
+fn short_convolutions_agree_with_the_references() {
+    agrees(config_of_short_convs(), "short convolutions");
+    agrees(config_of_short_convs_and_experts(), "with experts");
 }
 
 /// Compares the last hidden state at each position, with both sets of CPU code.

@@ -6,12 +6,13 @@ use crate::support::{
     MIXED, MIXED_SMALL, Model, Seen, Share, Types, Watch, alone, config, config_like_gemma,
     config_like_gemma4, config_like_gemma4_e2b, config_like_gemma4_with_experts,
     config_of_delta_nets, config_of_delta_nets_and_experts, config_of_gpt_oss,
-    config_of_large_delta_nets, config_with_temperature, config_with_windows,
-    config_without_rotations, page_table, pages, step, step_with_tables, tokens,
+    config_of_large_delta_nets, config_of_short_convs, config_with_temperature,
+    config_with_windows, config_without_rotations, page_table, pages, step, step_with_tables,
+    tokens,
 };
 use crate::{load, load_with, options};
 use worker_orcd_gpu::device::Executor;
-use worker_orcd_gpu::model::ModelConfig;
+use worker_orcd_gpu::model::{ModelConfig, Recurrence, ShortConvConfig};
 use worker_orcd_ipc::TokenId;
 use worker_orcd_kernels::TensorType;
 use worker_orcd_kernels::reference::rope::Rope;
@@ -119,6 +120,7 @@ fn models() -> Vec<Model> {
         of(&with_sinks(64, 200), [TensorType::MXFP4; 9]),
         of(&with_sinks(256, 40), [TensorType::Q8_0; 9]),
         of(&config_of_delta_nets(), MIXED),
+        of(&config_of_short_convs(), MIXED),
         Model::like_gemma4(config_like_gemma4(), MIXED),
         Model::like_gemma4(config_like_gemma4_with_experts(), MIXED),
         Model::like_gemma4(config_like_gemma4_e2b(), MIXED),
@@ -304,7 +306,7 @@ const MIXED_WIDE: Types = [
 /// Chunks, neighbours, and pages that held states before.
 fn states_keep_the_law(model: &Model, tokens: &[TokenId], chunks: &[usize], lengths: &[usize]) {
     let (executor, config) = (&mut load(model), &model.config);
-    let what = format!("{:?}", config.delta_net);
+    let what = format!("{:?}", config.recurrent);
     let expected = alone(executor, config, tokens, 1);
     laws::chunks_do_not_change_a_bit(executor, config, tokens, &expected, chunks, &what);
     let (batches, compared) = (1..=lengths.len(), lengths.len());
@@ -350,8 +352,35 @@ fn a_state_keeps_the_law_from_block_to_block() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn rejected_drafts_leave_no_trace_in_a_state() {
-    let model = small_delta_nets();
-    laws::drafts_do_not_change_a_bit(&mut load(&model), &model.config);
+    for model in [small_delta_nets(), small_short_convs()] {
+        laws::drafts_do_not_change_a_bit(&mut load(&model), &model.config);
+    }
+}
+
+/// Small, for an interpreter of the kernels.
+fn small_short_convs() -> Model {
+    let large = config_of_short_convs();
+    let mut recurrent = large.recurrent.clone().expect("recurrent layers");
+    recurrent.recurrence = Recurrence::ShortConv(ShortConvConfig {
+        kernel: 3,
+        width: 64,
+    });
+    let config = ModelConfig {
+        n_embd: 64,
+        n_ff: 64,
+        n_heads: 2,
+        n_kv_heads: 1,
+        recurrent: Some(recurrent),
+        ..large
+    };
+    Model::random(config, [TensorType::F16; 9])
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn a_short_convolution_keeps_the_law_from_block_to_block() {
+    let model = small_short_convs();
+    states_keep_the_law(&model, &tokens(70, 1), &[2, 33, 70], &[31, 1, 34]);
 }
 
 #[test]
@@ -382,6 +411,7 @@ fn pages_behind_windows_do_not_change_a_bit() {
         sinks,
         config_of_delta_nets(),
         config_of_large_delta_nets(),
+        config_of_short_convs(),
     ];
     let models = models.map(|config| Model::random(config, [TensorType::F16; 9]));
     for model in models
@@ -416,6 +446,7 @@ fn recorded_drafts_do_not_change_a_bit() {
         of(&with_sinks(64, 128), [TensorType::MXFP4; 9]),
         of(&config_of_delta_nets(), MIXED),
         of(&config_of_delta_nets_and_experts(), MIXED),
+        of(&config_of_short_convs(), MIXED),
     ] {
         let executor = &mut load(&model);
         laws::repeated_drafts_do_not_change_a_bit(executor, &model.config);

@@ -7,7 +7,8 @@ use crate::support::forward::forward_with_margin;
 use crate::support::laws::{self, assert_same};
 use crate::support::{
     MIXED, MIXED_SMALL, Model, Seen, Share, Types, Watch, alone, config, config_like_glm,
-    config_of_experts, config_of_gpt_oss, config_with_joint_norms, pages, step, tokens,
+    config_of_experts, config_of_gpt_oss, config_of_short_convs_and_experts,
+    config_with_joint_norms, pages, step, tokens,
 };
 use crate::{load, load_with, options};
 use worker_orcd_gpu::device::Executor;
@@ -394,7 +395,12 @@ fn every_kind_of_mixture_agrees_with_the_references() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn routers_by_sigmoid_and_joint_norms_agree_with_the_references() {
-    for config in [config_like_glm(), config_with_joint_norms()] {
+    let configs = [
+        config_like_glm(),
+        config_with_joint_norms(),
+        config_of_short_convs_and_experts(),
+    ];
+    for config in configs {
         assert_close(&config, [TensorType::F16; 9], 8, &[1, 8]);
     }
 }

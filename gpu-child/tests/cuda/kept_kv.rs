@@ -1,8 +1,8 @@
 //! Pages that a process took over from another, which may still be alive: the same bits, or no pages.
 
 use crate::support::{
-    MIXED, Model, config, config_like_gemma4_e2b_of_four_layers, config_of_delta_nets, copies_of,
-    kv_shape, page_table, pages, parts_of, run, tokens,
+    MIXED, Model, config, config_like_gemma4_e2b_of_four_layers, config_of_delta_nets,
+    config_of_short_convs, copies_of, kv_shape, page_table, pages, parts_of, run, tokens,
 };
 use crate::{load_with, options};
 use std::os::fd::OwnedFd;
@@ -75,8 +75,9 @@ fn adopted_pages_compute_the_same_bits_and_changed_ones_are_refused() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn adopted_states_compute_the_same_bits_and_changed_ones_are_refused() {
-    let model = Model::random(config_of_delta_nets(), MIXED);
-    adopted_pages_compute_the_same_bits(&model, 8 * KV_BYTES);
+    for config in [config_of_delta_nets(), config_of_short_convs()] {
+        adopted_pages_compute_the_same_bits(&Model::random(config, MIXED), 8 * KV_BYTES);
+    }
 }
 
 #[test]

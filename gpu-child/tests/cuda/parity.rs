@@ -8,11 +8,11 @@
 use crate::load;
 use crate::support::forward::forward;
 use crate::support::{
-    Model, alone, config, config_of_delta_nets, config_of_large_delta_nets,
-    config_with_temperature, config_with_windows, config_without_rotations, tokens,
+    Model, alone, config, config_of_delta_nets, config_of_large_delta_nets, config_of_short_convs,
+    config_with_temperature, config_with_windows, config_without_rotations, delta_nets, tokens,
 };
 use worker_orcd_gpu::device::Executor;
-use worker_orcd_gpu::model::{DeltaNetConfig, ModelConfig};
+use worker_orcd_gpu::model::{DeltaNetConfig, ModelConfig, Recurrence, ShortConvConfig};
 use worker_orcd_kernels::reference::delta_net::HeadOrder;
 use worker_orcd_kernels::reference::rope::RopePairs;
 use worker_orcd_kernels::{TensorType, compare};
@@ -111,8 +111,28 @@ fn norms_behind_blocks_two_rotations_and_scales_agree() {
 #[ignore = "needs an NVIDIA GPU"]
 fn delta_nets_and_gated_attention_agree_with_the_references() {
     for order in [HeadOrder::Tiled, HeadOrder::Grouped] {
-        let mut config = config_of_delta_nets();
-        config.delta_net.as_mut().expect("delta nets").order = order;
+        let small = config_of_delta_nets();
+        let net = *small.delta_net().expect("delta nets");
+        let config = ModelConfig {
+            recurrent: Some(delta_nets(DeltaNetConfig { order, ..net })),
+            ..small
+        };
+        assert_close(config, [TensorType::F16; 9], 70, 33);
+    }
+}
+
+/// From the first block of a state to the third, with windows of a few positions and of the most.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn short_convolutions_agree_with_the_references() {
+    for kernel in [3, 8] {
+        let small = config_of_short_convs();
+        let mut recurrent = small.recurrent.clone().expect("recurrent layers");
+        recurrent.recurrence = Recurrence::ShortConv(ShortConvConfig { kernel, width: 256 });
+        let config = ModelConfig {
+            recurrent: Some(recurrent),
+            ..small
+        };
         assert_close(config, [TensorType::F16; 9], 70, 33);
     }
 }
@@ -121,14 +141,14 @@ fn delta_nets_and_gated_attention_agree_with_the_references() {
 #[ignore = "needs an NVIDIA GPU"]
 fn delta_nets_of_each_size_agree() {
     let small = config_of_delta_nets();
-    let small_net = small.delta_net.expect("delta nets");
+    let small_net = *small.delta_net().expect("delta nets");
     let of = |head_dim, kernel, v_heads| ModelConfig {
-        delta_net: Some(DeltaNetConfig {
+        recurrent: Some(delta_nets(DeltaNetConfig {
             head_dim,
             kernel,
             v_heads,
             ..small_net
-        }),
+        })),
         ..small.clone()
     };
     let configs = [of(16, 2, 3), of(64, 8, 9), config_of_large_delta_nets()];

@@ -1,7 +1,8 @@
 //! Small configurations, each with the features of one family of models.
 
 use worker_orcd_gpu::model::{
-    Architecture, DeltaNetConfig, ExpertsConfig, Heads, ModelConfig, Positions, Temperature, Window,
+    Architecture, DeltaNetConfig, ExpertsConfig, Heads, ModelConfig, Positions, Recurrence,
+    RecurrentLayers, ShortConvConfig, Temperature, Window,
 };
 use worker_orcd_kernels::reference::delta_net::HeadOrder;
 use worker_orcd_kernels::reference::rope::{Rope, RopePairs};
@@ -45,7 +46,7 @@ pub fn config(window: Option<usize>) -> ModelConfig {
         has_joint_norms: false,
         has_sinks: false,
         gates_attention: false,
-        delta_net: None,
+        recurrent: None,
         sliding_heads: None,
         normalizes_values: false,
         logit_cap: None,
@@ -56,25 +57,64 @@ pub fn config(window: Option<usize>) -> ModelConfig {
 
 /// Like Qwen3.5: a delta net in two of three layers, two heads of values for each head of keys, and gated attention.
 pub fn config_of_delta_nets() -> ModelConfig {
+    let net = DeltaNetConfig {
+        kernel: 4,
+        head_dim: 32,
+        k_heads: 3,
+        v_heads: 6,
+        order: HeadOrder::Tiled,
+    };
     ModelConfig {
         n_layers: 3,
         gates_attention: true,
-        delta_net: Some(DeltaNetConfig {
-            attention_every: 3,
-            kernel: 4,
-            head_dim: 32,
-            k_heads: 3,
-            v_heads: 6,
-            order: HeadOrder::Tiled,
+        recurrent: Some(delta_nets(net)),
+        ..config(None)
+    }
+}
+
+/// Delta nets in two of three layers.
+pub fn delta_nets(net: DeltaNetConfig) -> RecurrentLayers {
+    RecurrentLayers::beside_attention(Recurrence::DeltaNet(net), 3, 3)
+}
+
+/// Like LFM2: short convolutions in the first two and in the last of four layers.
+pub fn config_of_short_convs() -> ModelConfig {
+    let conv = ShortConvConfig {
+        kernel: 3,
+        width: 256,
+    };
+    ModelConfig {
+        n_layers: 4,
+        recurrent: Some(RecurrentLayers {
+            recurrence: Recurrence::ShortConv(conv),
+            layers: vec![true, true, false, true],
         }),
         ..config(None)
     }
 }
 
-/// The same with heads as large as those of Qwen3.5, and three heads of values for each head of keys.
+/// Short convolutions, and experts like those of LFM2-8B-A1B behind a dense layer.
+pub fn config_of_short_convs_and_experts() -> ModelConfig {
+    ModelConfig {
+        experts: Some(ExpertsConfig {
+            weighing: Weighing::RenormalizedSigmoid,
+            has_choice_bias: true,
+            first_layer: 1,
+            ..ExpertsConfig::plain(7, 3, 96)
+        }),
+        ..config_of_short_convs()
+    }
+}
+
+/// Like [`config_of_delta_nets`], with heads as large as those of Qwen3.5, and three heads of values for each head of keys.
 pub fn config_of_large_delta_nets() -> ModelConfig {
     let small = config_of_delta_nets();
-    let net = small.delta_net.expect("delta nets");
+    let net = DeltaNetConfig {
+        head_dim: 128,
+        k_heads: 2,
+        v_heads: 6,
+        ..*small.delta_net().expect("delta nets")
+    };
     ModelConfig {
         n_embd: 512,
         n_heads: 4,
@@ -85,12 +125,7 @@ pub fn config_of_large_delta_nets() -> ModelConfig {
             dims: 64,
             ..small.rope.clone()
         },
-        delta_net: Some(DeltaNetConfig {
-            head_dim: 128,
-            k_heads: 2,
-            v_heads: 6,
-            ..net
-        }),
+        recurrent: Some(delta_nets(net)),
         ..small
     }
 }

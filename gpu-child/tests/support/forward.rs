@@ -3,7 +3,7 @@
 
 use worker_orcd_gpu::model::{
     Attention, DeltaNet, DeltaNetConfig, DenseBeside, Experts, FeedForward, FileLinear,
-    FileWeights, GatedUnit, Layer, LayerInputs, Linear, Mixer, ModelConfig, TensorView,
+    FileWeights, GatedUnit, Layer, LayerInputs, Linear, Mixer, ModelConfig, ShortConv, TensorView,
 };
 use worker_orcd_ipc::TokenId;
 use worker_orcd_kernels::dequantize_row;
@@ -16,6 +16,7 @@ use worker_orcd_kernels::reference::matmul::matmul;
 use worker_orcd_kernels::reference::rmsnorm::rmsnorm;
 use worker_orcd_kernels::reference::rope::rope;
 use worker_orcd_kernels::reference::routing::{Router, route};
+use worker_orcd_kernels::reference::short_conv::short_conv;
 
 fn values(tensor: &TensorView<'_>) -> Vec<f32> {
     let mut values = vec![0.0; tensor.rows * tensor.cols];
@@ -119,6 +120,7 @@ type FileLayer<'a> = Layer<TensorView<'a>, TensorView<'a>>;
 enum Mix<'a> {
     Attention(AttentionRows<'a>),
     DeltaNet(DeltaNetRows<'a>),
+    ShortConv(ShortConvRows<'a>),
 }
 
 struct AttentionRows<'a> {
@@ -144,6 +146,12 @@ struct DeltaNetRows<'a> {
     states: Vec<Vec<f64>>,
 }
 
+struct ShortConvRows<'a> {
+    of_layer: &'a ShortConv<TensorView<'a>, TensorView<'a>>,
+    /// Inputs of the convolution, position by position.
+    rows: Vec<Vec<f32>>,
+}
+
 impl<'a> Mix<'a> {
     /// `kept`: keys and values of the layers in front of it.
     fn of(
@@ -163,7 +171,7 @@ impl<'a> Mix<'a> {
                 shared: kept.get(config.kv_layer(index)),
             }),
             Mixer::DeltaNet(of_layer) => {
-                let net = config.delta_net_of(index).expect("a delta net");
+                let net = config.delta_net().expect("a delta net");
                 Self::DeltaNet(DeltaNetRows {
                     config,
                     net,
@@ -172,6 +180,10 @@ impl<'a> Mix<'a> {
                     states: vec![vec![0.0; net.head_dim * net.head_dim]; net.v_heads],
                 })
             }
+            Mixer::ShortConv(of_layer) => Self::ShortConv(ShortConvRows {
+                of_layer,
+                rows: Vec::new(),
+            }),
         }
     }
 
@@ -179,7 +191,7 @@ impl<'a> Mix<'a> {
     fn kept(self) -> KeptRows {
         match self {
             Self::Attention(rows) => (rows.keys, rows.values),
-            Self::DeltaNet(_) => (Vec::new(), Vec::new()),
+            Self::DeltaNet(_) | Self::ShortConv(_) => (Vec::new(), Vec::new()),
         }
     }
 
@@ -188,6 +200,7 @@ impl<'a> Mix<'a> {
         match self {
             Self::Attention(rows) => rows.next(input),
             Self::DeltaNet(rows) => rows.next(input),
+            Self::ShortConv(rows) => rows.next(input),
         }
     }
 }
@@ -304,6 +317,25 @@ impl DeltaNetRows<'_> {
             out.splice(head * dim..(head + 1) * dim, given);
         }
         apply(&of_layer.output, &out)
+    }
+}
+
+impl ShortConvRows<'_> {
+    fn next(&mut self, input: &[f32]) -> Vec<f32> {
+        let projected = apply(&self.of_layer.input, input);
+        let width = projected.len() / 3;
+        let [b, c, x] = [0, 1, 2].map(|part| &projected[part * width..][..width]);
+        self.rows
+            .push(b.iter().zip(x).map(|(b, x)| b * x).collect());
+        let conv = values(&self.of_layer.conv);
+        let kernel = conv.len() / width;
+        let from = self.rows.len().saturating_sub(kernel);
+        let channel = |(channel, weights): (usize, &[f32])| {
+            let inputs: Vec<_> = self.rows[from..].iter().map(|row| row[channel]).collect();
+            short_conv(c[channel], &inputs, weights)
+        };
+        let out: Vec<f32> = conv.chunks_exact(kernel).enumerate().map(channel).collect();
+        apply(&self.of_layer.output, &out)
     }
 }
 

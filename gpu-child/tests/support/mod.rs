@@ -4,6 +4,7 @@ mod configs;
 pub mod forward;
 pub mod laws;
 mod layer_inputs;
+mod recurrent;
 
 pub use configs::*;
 
@@ -14,13 +15,12 @@ use worker_orcd_gpu::device::{
     Source, Tap,
 };
 use worker_orcd_gpu::model::{
-    Attention, DeltaNet, DeltaNetConfig, DenseBeside, Experts, FeedForward, FileLinear,
-    FileWeights, GatedUnit, KvOrigin, Layer, Linear, Mixer, ModelConfig, SharedExpert, TensorView,
+    Attention, DenseBeside, Experts, FeedForward, FileLinear, FileWeights, GatedUnit, KvOrigin,
+    Layer, Linear, Mixer, ModelConfig, SharedExpert, TensorView,
 };
 use worker_orcd_ipc::{Drawn, Fault, KvReaders, RequestId, Sampling, TokenId};
 use worker_orcd_kernels::TensorType;
 use worker_orcd_kernels::cpu::Isa;
-use worker_orcd_kernels::reference::delta_net::HeadOrder;
 use worker_orcd_kernels::synthetic::random_rows;
 
 /// Types of a layer's seven matrices, then of embedding and output.
@@ -107,8 +107,6 @@ const EXPERTS_PER_LAYER: usize = 4 + 4;
 /// Additional tensors per layer of gpt-oss, after the experts: sinks, the bias of attention's output, those of router,
 /// gate, up and down.
 const MORE_PER_LAYER: usize = 6;
-/// Tensors of a layer's delta net, after all others.
-const DELTA_NET: usize = 9;
 /// Additional tensors per layer of Gemma 4, after all others: norms of the dense unit's output, of the experts' input and
 /// output, factors of the router's input, of each expert's output, and of the layer's.
 const GEMMA4: usize = 6;
@@ -191,11 +189,12 @@ impl Model {
         }
         model.push_more();
         model.push_delta_nets(types);
+        model.push_short_convs(types);
         model.push_gemma4();
         model.push_choice_biases();
         model.push_layer_inputs(types);
         model.fill();
-        match model.config.delta_net {
+        match model.config.delta_net().copied() {
             Some(net) => model.with_decays().with_joint_strengths(net),
             None => model,
         }
@@ -292,53 +291,6 @@ impl Model {
         has_them.then(|| self.tensors[first() + index].view())
     }
 
-    /// Tensors of each layer's delta net, also of layers with attention.
-    fn push_delta_nets(&mut self, types: Types) {
-        let Some(net) = self.config.delta_net else {
-            return;
-        };
-        let n_embd = self.config.n_embd;
-        for _ in 0..self.config.n_layers {
-            for (ty, rows, cols, magnitude) in [
-                (types[0], net.channels(), n_embd, 0.3),
-                (types[1], net.v_width(), n_embd, 0.3),
-                (types[2], net.v_heads, n_embd, 0.3),
-                (types[3], net.v_heads, n_embd, 0.1),
-                (types[6], n_embd, net.v_width(), 0.3),
-                (TensorType::F32, net.channels(), net.kernel, 1.0),
-                (TensorType::F32, 1, net.v_heads, 1.0),
-                // Its negative absolute value counts: a decay.
-                (TensorType::F32, 1, net.v_heads, 1.0),
-                (TensorType::F32, 1, net.head_dim, 1.0),
-            ] {
-                self.push(ty, rows, cols, magnitude);
-            }
-        }
-    }
-
-    fn delta_net(&self, layer: usize) -> DeltaNet<TensorView<'_>, TensorView<'_>> {
-        let all = self.config.n_layers * DELTA_NET;
-        let first = self.tensors.len() - all + layer * DELTA_NET;
-        let view = |index: usize| self.tensors[first + index].view();
-        let linear = |index| Linear {
-            weight: view(index),
-            bias: None,
-        };
-        let order = self.config.delta_net.map(|it| it.order);
-        let is_apart = order == Some(HeadOrder::Tiled);
-        DeltaNet {
-            qkv: linear(0),
-            gate: linear(1),
-            beta: linear(2),
-            alpha: is_apart.then(|| linear(3)),
-            output: linear(4),
-            conv: view(5),
-            dt: view(6),
-            decay: view(7),
-            norm: view(8),
-        }
-    }
-
     /// One of the additional tensors of a layer of gpt-oss.
     fn more(&self, layer: usize, index: usize) -> Option<TensorView<'_>> {
         self.config.experts.filter(|it| it.has_biases)?;
@@ -390,7 +342,7 @@ impl Model {
             bias: bias.map(view),
         };
         let more = self.more(0, 0).map_or(0, |_| MORE_PER_LAYER)
-            + self.config.delta_net.map_or(0, |_| DELTA_NET)
+            + self.of_recurrence()
             + self.gemma4(0, 0).map_or(0, |_| GEMMA4)
             + self.choice_bias(0).map_or(0, |_| 1);
         let post_norms = self.tensors.len() - (2 + more) * self.config.n_layers;
@@ -416,10 +368,9 @@ impl Model {
                 },
             };
             Layer {
-                mixer: match self.config.delta_net_of(n) {
-                    None => Mixer::Attention(attention()),
-                    Some(_) => Mixer::DeltaNet(self.delta_net(n)),
-                },
+                mixer: self
+                    .recurrent(n)
+                    .unwrap_or_else(|| Mixer::Attention(attention())),
                 attn_post_norm: post_norm(2 * n),
                 feed_forward: self.feed_forward(n),
                 attn_norm: view(at(7)),
@@ -481,38 +432,6 @@ impl Model {
                 unit: unit(first + 5),
             }),
         })
-    }
-
-    /// Makes the decays of delta nets negative.
-    fn with_decays(mut self) -> Self {
-        let all = self.config.n_layers * DELTA_NET;
-        let first = self.tensors.len() - all;
-        for layer in self.tensors[first..].chunks_exact_mut(DELTA_NET) {
-            for value in layer[7].data.as_chunks_mut::<4>().0 {
-                *value = (-f32::from_ne_bytes(*value).abs()).to_ne_bytes();
-            }
-        }
-        self
-    }
-
-    /// Joins strengths and decays of grouped heads in one tensor, where those of a unit are beside each other.
-    fn with_joint_strengths(mut self, net: DeltaNetConfig) -> Self {
-        if net.order == HeadOrder::Tiled {
-            return self;
-        }
-        let first = self.tensors.len() - self.config.n_layers * DELTA_NET;
-        for layer in self.tensors[first..].chunks_exact_mut(DELTA_NET) {
-            let (before, behind) = layer.split_at_mut(3);
-            let (strengths, decays) = (&mut before[2], &behind[0]);
-            assert_eq!(strengths.ty, decays.ty, "one tensor has one type");
-            let unit = strengths.data.len() / net.k_heads;
-            let units = strengths.data.chunks(unit).zip(decays.data.chunks(unit));
-            strengths.data = units
-                .flat_map(|(of, decays)| [of, decays].concat())
-                .collect();
-            strengths.rows += decays.rows;
-        }
-        self
     }
 
     /// Replaces the first value of the embedding of `token` by a NaN.

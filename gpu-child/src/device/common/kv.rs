@@ -77,7 +77,7 @@ impl KvLayout {
             head_dim: heads.dim,
             least,
         };
-        let Some(net) = &config.delta_net else {
+        let Some(recurrent) = &config.recurrent else {
             let sizes = ByKind {
                 full: full.kv_width(),
                 sliding: sliding.unwrap_or(full).kv_width(),
@@ -96,7 +96,8 @@ impl KvLayout {
                 ..Self::of_attention(shape, groups)
             };
         };
-        let groups = LayerGroups::one((0..config.n_layers).map(|layer| !net.is_in(layer)));
+        let have_attention = (0..config.n_layers).map(|layer| !recurrent.is_in(layer));
+        let groups = LayerGroups::one(have_attention);
         let layers = groups.layers().full;
         let page = shape_of(full, layers, 0).page();
         let states = StateLayout::of(config, page / HALVES, groups.groups().count());

@@ -1,16 +1,16 @@
 //! Pages of recurrent states.
 //!
-//! A layer with a recurrent state keeps, of each block of positions, the rows of the positions and the state at the end
-//! ([`worker_orcd_kernels::cpu::delta_net`]). To compute a position, a layer reads its block and the block before. So a state is a
-//! sliding window of pages: of each block the pages of all such layers, until the next block is complete.
+//! A layer with a recurrent state keeps, of each block of positions, the rows of the positions, and of a delta net the state at
+//! the end ([`worker_orcd_kernels::cpu::delta_net`]). The state of a [short convolution](worker_orcd_kernels::cpu::short_conv) is the
+//! last rows of a block. To compute a position, a layer reads its block and the block before. So a state is a sliding window of
+//! pages: of each block the pages of all such layers, until the next block is complete.
 //!
-//! A layer's part is cut into units, one for each head of keys. A unit lies in one page, beside others as long as there
-//! is room. Therefore pages are as large as those of attention, unless a unit is larger.
+//! A layer's part is cut into units, one for each head of keys or for some channels. A unit lies in one page, beside others as
+//! long as there is room. Therefore pages are as large as those of attention, unless a unit is larger.
 
 use crate::device::SlidingGroups;
-use crate::model::{DeltaNetConfig, ModelConfig};
+use crate::model::{ModelConfig, Recurrence, RecurrentLayers};
 use std::ops::Range;
-use worker_orcd_kernels::cpu::DeltaUnit;
 use worker_orcd_kernels::cpu::delta_net::BLOCK;
 
 /// Positions of a prompt with pages ahead of the computed ones.
@@ -19,9 +19,30 @@ const AHEAD: u32 = 4 * BLOCK as u32;
 /// Elements of a page that a float takes: those of attention are halves.
 pub const HALVES: usize = size_of::<f32>() / size_of::<u16>();
 
+/// What is kept of a block of positions in a unit: its rows, then the state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StateUnit {
+    /// Floats of a position.
+    row: usize,
+    /// Floats of the state at the end.
+    state: usize,
+}
+
+impl StateUnit {
+    #[must_use]
+    pub fn row(&self) -> usize {
+        self.row
+    }
+
+    #[must_use]
+    pub fn floats(&self) -> usize {
+        BLOCK * self.row + self.state
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StateLayout {
-    unit: DeltaUnit,
+    unit: StateUnit,
     /// Units of a layer.
     units: usize,
     /// Index of each layer among those with a state.
@@ -45,18 +66,18 @@ impl StateLayout {
     /// layers. `None` if no layer has a state.
     #[must_use]
     pub fn of(config: &ModelConfig, page: usize, first_group: usize) -> Option<Self> {
-        let net = config.delta_net.as_ref()?;
+        let recurrent = config.recurrent.as_ref()?;
         let mut next = 0;
         let layers = (0..config.n_layers).map(|layer| {
-            net.is_in(layer).then(|| {
+            recurrent.is_in(layer).then(|| {
                 next += 1;
                 next - 1
             })
         });
-        let unit = unit_of(net);
+        let (unit, units) = units_of(recurrent);
         Some(Self {
             unit,
-            units: net.k_heads,
+            units,
             layers: layers.collect(),
             per_page: (page / unit.floats()).max(1),
             first_group,
@@ -64,7 +85,7 @@ impl StateLayout {
     }
 
     #[must_use]
-    pub fn unit(&self) -> &DeltaUnit {
+    pub fn unit(&self) -> &StateUnit {
         &self.unit
     }
 
@@ -82,7 +103,7 @@ impl StateLayout {
 
     /// Elements of a page with the rows of some positions, of all units. The state belongs to the last position.
     pub fn spans(&self, slots: Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
-        let (unit, row) = (HALVES * self.unit.floats(), HALVES * self.unit.row());
+        let (unit, row) = (HALVES * self.unit.floats(), HALVES * self.unit.row);
         let end = match slots.end {
             BLOCK => unit,
             slot => slot * row,
@@ -135,11 +156,18 @@ impl StateLayout {
     }
 }
 
-fn unit_of(net: &DeltaNetConfig) -> DeltaUnit {
-    DeltaUnit {
-        head_dim: net.head_dim,
-        v_heads: net.v_heads / net.k_heads,
-        kernel: net.kernel,
+/// A unit of a layer, and their number.
+fn units_of(recurrent: &RecurrentLayers) -> (StateUnit, usize) {
+    match &recurrent.recurrence {
+        Recurrence::DeltaNet(net) => {
+            let unit = net.unit();
+            let (row, state) = (unit.row(), unit.state());
+            (StateUnit { row, state }, net.k_heads)
+        }
+        Recurrence::ShortConv(conv) => {
+            let row = conv.unit().channels;
+            (StateUnit { row, state: 0 }, conv.units())
+        }
     }
 }
 
@@ -149,7 +177,7 @@ mod tests {
     use crate::device::common::kv::KvLayout;
     use crate::device::{KvGroups, LoadOptions};
     use crate::model::tiny_model::tiny_model;
-    use crate::model::{Architecture, gguf};
+    use crate::model::{Architecture, DeltaNetConfig, ShortConvConfig, gguf};
     use std::collections::BTreeSet;
     use worker_orcd_ipc::{KvReaders, MAX_PAGE_GROUPS, Role};
 
@@ -158,20 +186,45 @@ mod tests {
         let bytes = tiny_model(Architecture::Qwen35).build();
         let header = gguf::parse(&bytes).expect("a model");
         let config = ModelConfig::from_gguf(&header, None).expect("a configuration");
-        let net = config.delta_net.expect("delta nets");
-        let config = ModelConfig {
+        let net = DeltaNetConfig {
+            head_dim: 128,
+            k_heads,
+            v_heads,
+            ..*config.delta_net().expect("delta nets")
+        };
+        let net = Recurrence::DeltaNet(net);
+        layout_of(&ModelConfig {
             n_layers,
             n_kv_heads,
             head_dim: 256,
-            delta_net: Some(DeltaNetConfig {
-                attention_every: 4,
-                head_dim: 128,
-                k_heads,
-                v_heads,
-                ..net
+            recurrent: Some(RecurrentLayers::beside_attention(net, 4, n_layers)),
+            ..config
+        })
+    }
+
+    /// LFM2-1.2B: 6 of 16 layers have attention.
+    fn layout_of_lfm2() -> KvLayout {
+        let bytes = tiny_model(Architecture::Lfm2).build();
+        let header = gguf::parse(&bytes).expect("a model");
+        let config = ModelConfig::from_gguf(&header, None).expect("a configuration");
+        let conv = ShortConvConfig {
+            kernel: 3,
+            width: 2048,
+        };
+        let attention = [2, 5, 8, 10, 12, 14];
+        layout_of(&ModelConfig {
+            n_layers: 16,
+            n_kv_heads: 8,
+            head_dim: 64,
+            recurrent: Some(RecurrentLayers {
+                recurrence: Recurrence::ShortConv(conv),
+                layers: (0..16).map(|layer| !attention.contains(&layer)).collect(),
             }),
             ..config
-        };
+        })
+    }
+
+    fn layout_of(config: &ModelConfig) -> KvLayout {
         let options = LoadOptions {
             kv_cache_bytes: None,
             max_batch_tokens: 512,
@@ -181,7 +234,7 @@ mod tests {
             lent: 0,
             model: String::new(),
         };
-        KvLayout::of(&config, &options)
+        KvLayout::of(config, &options)
     }
 
     /// The numbers of docs/internals/decisions/child.md.
@@ -208,14 +261,27 @@ mod tests {
         }
     }
 
+    /// The numbers of docs/internals/decisions/child.md.
+    #[test]
+    fn lfm2_has_pages_of_these_sizes() {
+        let geometry = layout_of_lfm2().geometry(1);
+        assert_eq!(geometry.page_bytes, 384 << 10);
+        // Ten layers of 2,048 floats in each of 32 positions.
+        assert_eq!(geometry.groups.count(), 1 + 7);
+    }
+
     #[test]
     fn each_unit_has_a_place_of_its_own_behind_the_pages_of_attention() {
         // In the second model a unit is larger than a page of attention.
-        for (layers, layout) in [(64, layout(64, 16, 48, 4)), (4, layout(4, 3, 6, 1))] {
+        for (layers, layout) in [
+            (64, layout(64, 16, 48, 4)),
+            (4, layout(4, 3, 6, 1)),
+            (16, layout_of_lfm2()),
+        ] {
             let states = layout.states.as_ref().expect("states");
             let shape = layout.shape;
             assert!(states.per_page() * states.unit().floats() * HALVES <= shape.page());
-            let all = (0..layers).filter(|layer| (layer + 1) % 4 != 0);
+            let all = (0..layers).filter(|layer| states.layers[*layer].is_some());
             let mut places = BTreeSet::new();
             for (layer, unit) in all.flat_map(|layer| (0..states.units).map(move |it| (layer, it)))
             {

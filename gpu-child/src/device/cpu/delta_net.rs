@@ -41,7 +41,7 @@ pub fn run(
     kv: &mut KvCache,
     scratch: &mut Scratch,
 ) {
-    let config = forward.config.delta_net_of(index).expect("a delta net");
+    let config = forward.config.delta_net().expect("delta nets");
     let (tokens, n_embd) = (plan.rows.len(), forward.config.n_embd);
     let (channels, v_width) = (config.channels(), config.v_width());
     let Scratch {
@@ -112,7 +112,7 @@ impl Recurrence<'_> {
     /// Computes a unit of a sequence's rows.
     fn unit(&self, rows: Range<usize>, unit: usize) {
         let config = self.config;
-        let shape = self.states.layout.unit();
+        let shape = &config.unit();
         let place = self.states.layout.place(self.layer, unit);
         let sequence = self.plan.rows[rows.start].sequence;
         let page = |block: usize| self.plan.page(sequence, block, place.group);

@@ -9,7 +9,7 @@ use super::pool::Disjoint;
 use super::scratch::{Quantized, Scratch};
 use super::weights::{CpuWeights, GatedUnit, Layer, Linear, Vector};
 use super::{CpuExecutor, OpenStep};
-use super::{attention, delta_net, experts, head, layer_inputs};
+use super::{attention, delta_net, experts, head, layer_inputs, short_conv};
 use crate::device::common::batch::{DrawingRow, drawing_rows, rows, watch};
 use crate::device::{Batch, Checkpoint, SampleWork, Tap};
 use crate::model::{FeedForward, Mixer, ModelConfig};
@@ -76,6 +76,9 @@ pub fn begin(executor: &mut CpuExecutor, batch: &Batch<'_>, tap: &mut dyn Tap) -
             }
             Mixer::DeltaNet(net) => {
                 delta_net::run(&forward, &plan, index, (layer, net), kv, scratch);
+            }
+            Mixer::ShortConv(conv) => {
+                short_conv::run(&forward, &plan, index, (layer, conv), kv, scratch);
             }
         }
         forward.feed_forward(plan.rows.len(), layer, scratch);

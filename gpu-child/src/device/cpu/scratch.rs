@@ -2,7 +2,7 @@
 
 use super::attention::Partials;
 use super::linear::Share;
-use crate::model::{DeltaNetConfig, ModelConfig};
+use crate::model::{ModelConfig, Recurrence};
 use worker_orcd_kernels::cpu::{Activations, BlockMeta, Choice, Q_BLOCK, RopeRow};
 
 /// Rows of logits computed at a time: enough to read the output matrix once for all sequences of a usual batch, few
@@ -14,9 +14,9 @@ pub struct Scratch {
     max_tokens: usize,
     /// The residual stream, `[tokens, n_embd]`.
     pub x: Vec<f32>,
-    /// Queries, keys and values, `[tokens, qkv_width]`, or everything that a delta net projects.
+    /// Queries, keys and values, `[tokens, qkv_width]`, or everything that another mixer projects.
     pub qkv: Vec<f32>,
-    /// Output of attention or a delta net, `[tokens, width]`.
+    /// Output of a mixer before its last product, `[tokens, width]`.
     pub attn: Vec<f32>,
     /// Output of the gated linear unit, `[tokens, n_ff]`, or of all experts that tokens use.
     pub ff: Vec<f32>,
@@ -182,14 +182,15 @@ struct Sizes {
 impl Sizes {
     fn of(config: &ModelConfig) -> Self {
         let n_embd = config.n_embd;
-        let net = config.delta_net.as_ref();
+        let recurrent = config.recurrent.as_ref();
+        let recurrent = recurrent.map(|it| widths_of(&it.recurrence));
+        let (projected, outputs) = recurrent.unwrap_or((0, 0));
         let q = config.heads().map(|heads| heads.width());
-        let q = q.chain(net.map(DeltaNetConfig::v_width)).max().unwrap_or(0);
+        let q = q.max().unwrap_or(0).max(outputs);
         let qkv = config
             .heads()
             .map(|heads| config.queries_width_of(heads.width()) + 2 * heads.kv_width());
-        let qkv = qkv.chain(net.map(DeltaNetConfig::projected_width)).max();
-        let qkv = qkv.unwrap_or(0);
+        let qkv = qkv.max().unwrap_or(0).max(projected);
         let input = config.layer_input.unwrap_or(0);
         // The input of a layer is multiplied there, too.
         let n_ff = config.n_ff.max(input);
@@ -220,6 +221,14 @@ impl Sizes {
             shared: if is_added { n_embd } else { 0 },
             ..dense
         }
+    }
+}
+
+/// Widths of everything that a recurrent layer projects, and of the input of its last product.
+fn widths_of(recurrence: &Recurrence) -> (usize, usize) {
+    match recurrence {
+        Recurrence::DeltaNet(net) => (net.projected_width(), net.v_width()),
+        Recurrence::ShortConv(conv) => (conv.projected_width(), conv.width),
     }
 }
 

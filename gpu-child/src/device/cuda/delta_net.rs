@@ -5,14 +5,11 @@
 //!      └► gates, strengths, decays ────────────────┘              ┘
 //! ```
 //!
-//! States stay in their pages ([`states`]); `kernels/cuda/delta_net.cuh` defines their contents and the order
+//! States stay in their pages ([`states`](super::states)); `kernels/cuda/delta_net.cuh` defines their contents and the order
 //! of additions. Long prompts have kernels of their own (`delta_prompt.cu`), with the same bits.
 
-pub mod states;
-
-use self::states::{StatePages, StatePlan, StateRow, StateSequence, most_pages};
 use super::board::Stage;
-use super::buffer_allocator::{BufferAllocator, InputBuffer, StepInput};
+use super::buffer_allocator::BufferAllocator;
 use super::context::Context;
 use super::headers::{constant, layout};
 use super::kernels::{GatedRowsArgs, Geometry, Kernel, Module, Row, RowArgs};
@@ -22,9 +19,9 @@ use super::ops::RowKernel;
 use super::plan::Plan;
 use super::rank::Rank;
 use super::scratch::Largest;
+use super::states::{StatePages, StateRow, StateSequence, state_pages};
 use super::weights::{Layer, Matrix, Vector};
 use crate::device::common::kv::PAGE_TOKENS;
-use crate::device::common::states::HALVES;
 use crate::model::{self, DeltaNetConfig};
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::cpu::delta_net::BLOCK;
@@ -216,14 +213,7 @@ pub struct DeltaNetBuffers {
     mixed: DevicePtr<f32>,
     /// Products of the keys and queries of long prompts.
     products: DevicePtr<f32>,
-    rows: InputBuffer<StateRow>,
-    sequences: InputBuffer<StateSequence>,
-    /// Pages of recurrent states, by block and group.
-    pages: InputBuffer<i32>,
 }
-
-/// Inputs that delta nets add to those of a step.
-pub const INPUTS: usize = 3;
 
 impl DeltaNetBuffers {
     pub fn place(
@@ -235,21 +225,7 @@ impl DeltaNetBuffers {
         Self {
             mixed: places.buffer(tokens * config.channels()),
             products: places.buffer(tokens * config.v_heads * 2 * BLOCK),
-            rows: places.input(tokens),
-            sequences: places.input(tokens),
-            pages: places.input(most_pages(largest.groups, tokens)),
         }
-    }
-
-    /// # Panics
-    /// If the batch is larger than announced.
-    #[must_use]
-    pub fn inputs<'a>(&self, plan: &'a StatePlan) -> [StepInput<'a>; INPUTS] {
-        [
-            self.rows.filled(&plan.rows),
-            self.sequences.filled(&plan.sequences),
-            self.pages.filled(&plan.pages),
-        ]
     }
 }
 
@@ -259,14 +235,14 @@ impl DeltaNetBuffers {
 /// If a launch fails.
 ///
 /// # Panics
-/// If the layer of this index has no delta net.
+/// If the model has no delta nets.
 pub fn run(
     rank: &Rank,
     plan: &Plan<'_>,
     index: usize,
     (layer, net): (&Layer, &DeltaNet),
 ) -> Result<(), Fault> {
-    let config = rank.config.delta_net_of(index).expect("a delta net");
+    let config = rank.config.delta_net().expect("delta nets");
     let kernels = rank.mixers.delta_nets.as_ref();
     let kernels = kernels.expect("kernels of delta nets");
     let (rows, shared) = (plan.rows.len(), &rank.scratch.buffers.mixers);
@@ -318,18 +294,19 @@ fn arguments_of(
 ) -> DeltaArgs {
     let shared = &rank.scratch.buffers.mixers;
     let buffers = shared.delta_nets.expect("buffers of delta nets");
+    let states = shared.states.expect("buffers of states");
     DeltaArgs {
         projected: shared.projected,
         rows: rank.scratch.buffers.rows.on_device(),
-        state_rows: buffers.rows.on_device(),
-        sequences: buffers.sequences.on_device(),
+        state_rows: states.rows.on_device(),
+        sequences: states.sequences.on_device(),
         conv: rank.weights.vector(&net.conv),
         dt: rank.weights.vector(&net.dt),
         decay: rank.weights.vector(&net.decay),
         mixed: buffers.mixed,
         products: buffers.products,
         out: shared.outputs,
-        states: state_pages(rank, index, buffers.pages.on_device()),
+        states: state_pages(rank, index, states.pages.on_device()),
         stride: projected_width(config) as i32,
         head_dim: config.head_dim as i32,
         k_heads: config.k_heads as i32,
@@ -341,22 +318,6 @@ fn arguments_of(
         },
         eps: rank.config.norm_eps,
         pieces: pieces as i32,
-    }
-}
-
-/// The units of a layer's state. `tables`: pages of states, by block and group.
-fn state_pages(rank: &Rank, index: usize, tables: DevicePtr<i32>) -> StatePages {
-    let kv = &rank.kv;
-    let states = kv.state_layout().expect("layers with a state");
-    let floats = kv.shape().page() / HALVES;
-    StatePages {
-        pages: kv.arena().at(0, kv.pages() as usize * floats),
-        page_stride: floats as u64,
-        tables,
-        groups: states.groups() as i32,
-        first: states.first_unit(index) as i32,
-        per_page: states.per_page() as i32,
-        unit: states.unit().floats() as i32,
     }
 }
 
@@ -376,7 +337,7 @@ mod tests {
             let bytes = tiny_model(architecture).build();
             let header = gguf::parse(&bytes).expect("a model");
             let config = ModelConfig::from_gguf(&header, None).expect("a configuration");
-            let net = config.delta_net.expect("delta nets");
+            let net = *config.delta_net().expect("delta nets");
             assert_eq!(check(&net), Ok(()));
             let refused = check(&DeltaNetConfig {
                 head_dim: 48,

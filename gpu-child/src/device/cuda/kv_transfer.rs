@@ -14,12 +14,11 @@ use super::kernels::{
 use super::kv::KvCache;
 use super::memory::{Arena, Pinned, Purpose, download, fetch};
 use crate::device::common::kv::PAGE_TOKENS;
-use crate::device::common::states::{HALVES, StateLayout};
+use crate::device::common::states::{HALVES, StateLayout, StateUnit};
 use crate::device::{KvTransfer, PageCopy, PageId, PagePart};
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
 use worker_orcd_ipc::{Fault, Generation};
-use worker_orcd_kernels::cpu::DeltaUnit;
 
 const THREADS: u32 = 256;
 /// Loads in flight per thread.
@@ -274,12 +273,12 @@ fn shape(kv: &KvCache) -> PageShape {
     let units = |halves: usize| (halves / UNIT) as u32;
     let of_state = kv.state_layout().map(StateLayout::unit);
     let of_state =
-        |floats: fn(&DeltaUnit) -> usize| of_state.map_or(0, |it| units(HALVES * floats(it)));
+        |floats: fn(&StateUnit) -> usize| of_state.map_or(0, |it| units(HALVES * floats(it)));
     PageShape {
         page: units(whole.page()),
         half_layer: [whole, sliding].map(|shape| units(shape.half_layer())),
         head: [whole, sliding].map(|shape| units(shape.head())),
-        state_unit: of_state(DeltaUnit::floats),
+        state_unit: of_state(StateUnit::floats),
         state_rows: of_state(|unit| SEAL_EVERY * unit.row()),
     }
 }

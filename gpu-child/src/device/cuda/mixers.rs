@@ -1,4 +1,4 @@
-//! The mixers of a model's layers: attention, and gated delta nets.
+//! The mixers of a model's layers: attention, gated delta nets, and short convolutions.
 //!
 //! The module of a mixer owns everything of it: kernels and their arguments, buffers, what it prepares of a step, bounds of
 //! its outputs, and its launches. Other modules hold the types below and run through them. Only the step in one launch
@@ -10,21 +10,22 @@ use super::attention::{AttentionBuffers, AttentionGrids, AttentionKernels};
 use super::bounds::Bounded;
 use super::buffer_allocator::{BufferAllocator, StepInput};
 use super::context::Context;
-use super::delta_net::states::StatePlan;
 use super::delta_net::{DeltaNetBuffers, DeltaNetKernels};
 use super::kernels::{INPUTS, Module};
 use super::memory::DevicePtr;
 use super::plan::Plan;
 use super::rank::Rank;
 use super::scratch::{Largest, OWN_INPUTS};
+use super::short_conv::ShortConvKernels;
+use super::states::{StateBuffers, StatePlan};
 use super::weights::Layer;
-use super::{attention, delta_net};
+use super::{attention, delta_net, short_conv, states};
 use crate::device::Batch;
-use crate::model::{DeltaNetConfig, Mixer, ModelConfig};
+use crate::model::{DeltaNetConfig, Mixer, ModelConfig, ShortConvConfig};
 use worker_orcd_ipc::Fault;
 
 // One launch copies the inputs of a step.
-const _: () = assert!(OWN_INPUTS + attention::INPUTS + delta_net::INPUTS <= INPUTS);
+const _: () = assert!(OWN_INPUTS + attention::INPUTS + states::INPUTS <= INPUTS);
 
 /// Refuses mixers that the kernels do not support. `shared_bytes` is the maximum shared memory per block.
 ///
@@ -32,13 +33,13 @@ const _: () = assert!(OWN_INPUTS + attention::INPUTS + delta_net::INPUTS <= INPU
 /// A message that names what is not supported.
 pub fn check(config: &ModelConfig, shared_bytes: u32) -> Result<(), String> {
     attention::check(config, shared_bytes)?;
-    config.delta_net.as_ref().map_or(Ok(()), delta_net::check)
+    config.delta_net().map_or(Ok(()), delta_net::check)
 }
 
 /// All layers have attention, without gates, norms of values, and norms over all heads.
 #[must_use]
 pub fn are_plain(config: &ModelConfig) -> bool {
-    config.delta_net.is_none()
+    config.recurrent.is_none()
         && !config.gates_attention
         && !config.normalizes_values
         && !config.has_joint_norms
@@ -47,8 +48,9 @@ pub fn are_plain(config: &ModelConfig) -> bool {
 /// Columns of the widest outputs of a mixer, which its last product takes.
 #[must_use]
 pub fn outputs_width(config: &ModelConfig) -> usize {
-    let net = config.delta_net.as_ref();
-    attention::heads_width(config).max(net.map_or(0, DeltaNetConfig::v_width))
+    let net = config.delta_net().map_or(0, DeltaNetConfig::v_width);
+    let conv = config.short_conv().map_or(0, |conv| conv.width);
+    attention::heads_width(config).max(net).max(conv)
 }
 
 /// Weights that bound the outputs of a layer's mixer.
@@ -59,7 +61,7 @@ pub fn bounded(layer: &Layer) -> Bounded<'_> {
         linears: match &layer.mixer {
             Mixer::Attention(attention) => attention::bounded(attention),
             // Rows have a power of their own: the launch that makes them has all of a row anyway.
-            Mixer::DeltaNet(_) => &[],
+            Mixer::DeltaNet(_) | Mixer::ShortConv(_) => &[],
         },
     }
 }
@@ -67,7 +69,7 @@ pub fn bounded(layer: &Layer) -> Bounded<'_> {
 /// Bound of the outputs of a layer's mixer that does not depend on weights, if there is one.
 #[must_use]
 pub fn known_bound(config: &ModelConfig, index: usize) -> Option<f32> {
-    let attention = config.delta_net_of(index).is_none();
+    let attention = !config.is_recurrent(index);
     let bound = attention.then(|| attention::bound_of_normal_values(config, index));
     bound.flatten()
 }
@@ -80,6 +82,7 @@ pub fn run(rank: &Rank, plan: &Plan<'_>, index: usize, layer: &Layer) -> Result<
     match &layer.mixer {
         Mixer::Attention(attention) => attention::run(rank, plan, index, (layer, attention)),
         Mixer::DeltaNet(net) => delta_net::run(rank, plan, index, (layer, net)),
+        Mixer::ShortConv(conv) => short_conv::run(rank, plan, index, (layer, conv)),
     }
 }
 
@@ -88,17 +91,21 @@ pub fn run(rank: &Rank, plan: &Plan<'_>, index: usize, layer: &Layer) -> Result<
 pub struct Mixers {
     pub attention: AttentionKernels,
     pub delta_nets: Option<DeltaNetKernels>,
+    pub short_convs: Option<ShortConvKernels>,
 }
 
 impl Mixers {
     /// # Errors
     /// If a kernel is missing, or the device has too little shared memory for one.
     pub fn load(context: &Context, module: &Module, config: &ModelConfig) -> Result<Self, Fault> {
-        let net = config.delta_net.as_ref();
-        let delta_nets = net.map(|net| DeltaNetKernels::load(module, net));
+        let delta_nets = config.delta_net();
+        let delta_nets = delta_nets.map(|net| DeltaNetKernels::load(module, net));
+        let short_convs = config.short_conv();
+        let short_convs = short_convs.map(|_| ShortConvKernels::load(module));
         Ok(Self {
             attention: AttentionKernels::load(context, module, config)?,
             delta_nets: delta_nets.transpose()?,
+            short_convs: short_convs.transpose()?,
         })
     }
 
@@ -170,17 +177,23 @@ pub struct MixerBuffers {
     pub outputs: DevicePtr<f32>,
     pub attention: AttentionBuffers,
     pub delta_nets: Option<DeltaNetBuffers>,
+    /// Of layers with a recurrent state.
+    pub states: Option<StateBuffers>,
 }
 
 impl MixerBuffers {
     pub fn place(places: &mut BufferAllocator<'_>, config: &ModelConfig, largest: Largest) -> Self {
-        let net = config.delta_net.as_ref();
+        let net = config.delta_net();
         let projected = attention::projected_width(config);
         let projected = projected.max(net.map_or(0, delta_net::projected_width));
+        let conv = config.short_conv();
+        let projected = projected.max(conv.map_or(0, ShortConvConfig::projected_width));
+        let recurrent = config.recurrent.as_ref();
         Self {
             projected: places.buffer(largest.tokens * projected),
             outputs: places.buffer(largest.tokens * outputs_width(config)),
             delta_nets: net.map(|net| DeltaNetBuffers::place(places, net, largest)),
+            states: recurrent.map(|_| StateBuffers::place(places, largest)),
             attention: AttentionBuffers::place(places, config, largest),
         }
     }
@@ -190,8 +203,8 @@ impl MixerBuffers {
     /// # Panics
     /// If the batch is larger than announced.
     pub fn inputs<'a>(&self, plan: &'a MixerPlan) -> impl Iterator<Item = StepInput<'a>> {
-        let of_nets = self.delta_nets.map(|nets| nets.inputs(&plan.states));
+        let of_states = self.states.map(|states| states.inputs(&plan.states));
         let of_attention = self.attention.inputs(&plan.attention);
-        of_attention.chain(of_nets.into_iter().flatten())
+        of_attention.chain(of_states.into_iter().flatten())
     }
 }

@@ -219,7 +219,7 @@ mod tests {
             has_joint_norms: false,
             has_sinks: false,
             gates_attention: false,
-            delta_net: None,
+            recurrent: None,
             sliding_heads: None,
             normalizes_values: false,
             logit_cap: None,

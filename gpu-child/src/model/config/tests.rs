@@ -1,8 +1,10 @@
 use super::*;
-use crate::model::Temperature;
 use crate::model::gguf::parse;
 use crate::model::gguf_builder::{GgufBuilder, Meta};
-use crate::model::tiny_model::{HEAD_DIM, LOGIT_CAP, WINDOW, tiny_gemma4_e2b, tiny_model};
+use crate::model::tiny_model::{
+    CONV_LAYERS, HEAD_DIM, LOGIT_CAP, WINDOW, tiny_gemma4_e2b, tiny_model,
+};
+use crate::model::{Recurrence, RecurrentLayers, Temperature};
 use worker_orcd_kernels::reference::rope::RopePairs;
 
 fn config(file: &GgufBuilder, max_sequence_tokens: Option<u32>) -> Result<ModelConfig, ModelError> {
@@ -58,11 +60,11 @@ fn delta_nets_are_in_all_layers_but_every_other_one() {
     assert!(config.gates_attention);
     let width = config.heads_of(0).width();
     assert_eq!((width, config.queries_width_of(width)), (64, 128));
-    let net = config.delta_net.expect("delta nets");
-    assert_eq!(
-        [0, 1, 2, 3].map(|layer| net.is_in(layer)),
-        [true, false, true, false]
-    );
+    let recurrent = config.recurrent.expect("recurrent layers");
+    assert_eq!(recurrent.layers, [true, false, true, false]);
+    let Recurrence::DeltaNet(net) = recurrent.recurrence else {
+        panic!("delta nets");
+    };
     assert_eq!(
         (net.k_width(), net.v_width(), net.channels()),
         (32, 64, 128)
@@ -77,17 +79,15 @@ fn with_layers(flags: Vec<i32>) -> GgufBuilder {
 
 #[test]
 fn a_list_of_layers_with_a_delta_net_takes_the_place_of_the_interval() {
-    let every = |flags| {
+    let layers = |flags| {
         let config = config(&with_layers(flags), None).unwrap();
-        config.delta_net.expect("delta nets").attention_every
+        let RecurrentLayers { layers, .. } = config.recurrent.expect("recurrent layers");
+        layers.into_iter().map(i32::from).collect::<Vec<_>>()
     };
-    assert_eq!(every(vec![1, 1, 1, 0]), 4);
-    assert_eq!(every(vec![1, 0, 1, 0]), 2);
-    assert_eq!(
-        every(vec![1, 1, 0, 1, 0]),
-        3,
-        "the fifth predicts further tokens"
-    );
+    // At any distance; the fifth predicts further tokens.
+    for flags in [[1, 1, 1, 0, 1], [1, 0, 1, 0, 0], [0, 1, 1, 0, 1]] {
+        assert_eq!(layers(flags.to_vec()), flags[..4]);
+    }
 }
 
 #[test]
@@ -108,8 +108,7 @@ fn delta_nets_that_cannot_be_computed_are_refused_by_name() {
         assert!(message.contains(what) && message.contains(key), "{message}");
     }
     for (flags, what) in [
-        (vec![1, 0, 0, 1], "unequal distances"),
-        (vec![1, 0, 1], "unequal distances"),
+        (vec![1, 0, 1], "3 entries for 4 layers"),
         (vec![1; 4], "none of 4 layers"),
     ] {
         let message = refusal(with_layers(flags));
@@ -118,6 +117,46 @@ fn delta_nets_that_cannot_be_computed_are_refused_by_name() {
     let llama = tiny_model(Architecture::Llama).meta("llama.nextn_predict_layers", 1_u32);
     let message = refusal(llama);
     assert!(message.contains("predict further tokens"), "{message}");
+}
+
+#[test]
+fn layers_without_heads_of_keys_and_values_have_short_convolutions() {
+    let file = || tiny_model(Architecture::Lfm2);
+    let config = config(&file(), None).unwrap();
+    let conv = config.short_conv().expect("short convolutions");
+    assert_eq!((conv.kernel, conv.width, conv.units()), (3, 64, 2));
+    assert_eq!(
+        [0, 1, 2, 3].map(|layer| config.is_recurrent(layer)),
+        CONV_LAYERS
+    );
+    assert_eq!((config.n_kv_heads, config.heads_of(2).kv_count), (2, 2));
+    let heads = |heads: &[i32]| {
+        let key = "lfm2.attention.head_count_kv";
+        file().meta(key, Meta::I32s(heads.to_vec()))
+    };
+    for (file, what) in [
+        (heads(&[0, 0, 2]), "3 entries for 4 layers"),
+        (heads(&[0; 4]), "none of 4 layers has attention"),
+        (heads(&[0, 2, 4, 0]), "a value that differs by layer"),
+        (
+            file().meta("lfm2.attention.sliding_window", 8_u32),
+            "windows beside short convolutions",
+        ),
+        (file().meta("lfm2.shortconv.l_cache", 1_u32), "1 positions"),
+        (file().meta("lfm2.shortconv.l_cache", 9_u32), "9 positions"),
+        (
+            file()
+                .meta("lfm2.embedding_length", 72_u32)
+                .meta("lfm2.attention.key_length", 16_u32)
+                .meta("lfm2.attention.value_length", 16_u32),
+            "short convolutions of 72 values",
+        ),
+    ] {
+        let message = refusal(file);
+        assert!(message.contains(what), "{message}");
+    }
+    let every = self::config(&heads(&[2; 4]), None).unwrap();
+    assert!(every.recurrent.is_none(), "all layers have attention");
 }
 
 #[test]

@@ -3,7 +3,7 @@ use crate::model::Architecture;
 use crate::model::gguf::parse;
 use crate::model::gguf_builder::GgufBuilder;
 use crate::model::tiny_model::{
-    tiny_gemma4_e2b, tiny_gemma4_with_experts, tiny_mixtral, tiny_model,
+    CONV_LAYERS, tiny_gemma4_e2b, tiny_gemma4_with_experts, tiny_mixtral, tiny_model,
 };
 
 fn load<T>(file: &GgufBuilder, look: impl FnOnce(&FileWeights<'_>) -> T) -> Result<T, ModelError> {
@@ -98,6 +98,7 @@ fn qwen3_5_has_delta_nets_and_gated_attention_in_turn_and_misses_each_tensor_by_
                     let vectors = [net.dt, net.decay, net.norm].map(|vector| vector.cols);
                     assert_eq!(vectors, [4, 4, 16]);
                 }
+                Mixer::ShortConv(_) => panic!("a delta net"),
             }
         }
     })
@@ -112,6 +113,36 @@ fn qwen3_5_has_delta_nets_and_gated_attention_in_turn_and_misses_each_tensor_by_
         let message = refusal(file().without_tensor(&name));
         assert!(message.contains(&name), "{message}");
     }
+}
+
+#[test]
+fn lfm2_has_short_convolutions_beside_attention_and_misses_each_tensor_by_name() {
+    let file = || tiny_model(Architecture::Lfm2);
+    load(&file(), |weights| {
+        for (layer, is_conv) in weights.layers.iter().zip(CONV_LAYERS) {
+            let Mixer::ShortConv(conv) = &layer.mixer else {
+                assert!(layer.attention().is_some() && !is_conv);
+                continue;
+            };
+            assert!(is_conv);
+            assert_eq!((conv.input.weight.rows, conv.output.weight.rows), (192, 64));
+            assert_eq!((conv.conv.rows, conv.conv.cols), (64, 3));
+        }
+    })
+    .unwrap();
+    for name in [
+        "token_embd_norm.weight",
+        "blk.0.shortconv.in_proj.weight",
+        "blk.1.shortconv.conv.weight",
+        "blk.3.shortconv.out_proj.weight",
+        "blk.2.attn_q_norm.weight",
+    ] {
+        let message = refusal(file().without_tensor(name));
+        assert!(message.contains(name), "{message}");
+    }
+    let name = "blk.0.attn_k.weight";
+    let message = refusal(file().tensor_f32(name, &[64, 32], &[0.5; 2048]));
+    assert!(message.contains(name), "{message}");
 }
 
 #[test]

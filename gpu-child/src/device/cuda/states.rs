@@ -3,15 +3,18 @@
 //! A row reads its block and the block before. So the device gets the pages of these blocks only, of all groups: the whole
 //! table of a long sequence would be hundreds of times as large.
 
+use super::buffer_allocator::{BufferAllocator, Input, InputBuffer, StepInput};
+use super::headers::layout;
+use super::kv::PageGroups;
+use super::memory::DevicePtr;
+use super::rank::Rank;
+use super::scratch::Largest;
 use crate::device::SequenceWork;
 use crate::device::common::kv::PAGE_TOKENS;
-use crate::device::cuda::buffer_allocator::Input;
-use crate::device::cuda::headers::layout;
-use crate::device::cuda::kv::PageGroups;
-use crate::device::cuda::memory::DevicePtr;
+use crate::device::common::states::HALVES;
 
 layout! {
-    pub struct StatePages in "delta_net.cuh" {
+    pub struct StatePages in "states.cuh" {
         pub pages: DevicePtr<f32>,
         pub page_stride: u64,
         pub tables: DevicePtr<i32>,
@@ -23,13 +26,13 @@ layout! {
 
     /// A token of the batch.
     #[derive(PartialEq, Eq)]
-    pub struct StateRow in "delta_net.cuh" {
+    pub struct StateRow in "states.cuh" {
         pub pages: i32,
         pub before: i32,
     }
 
     #[derive(PartialEq, Eq)]
-    pub struct StateSequence in "delta_net.cuh" {
+    pub struct StateSequence in "states.cuh" {
         pub row0: i32,
         pub rows: i32,
         pub position0: i32,
@@ -49,9 +52,59 @@ const MOST_FEW_ROWS: usize = 16;
 /// Maximum number of pages of states in a step with this number of tokens: for each sequence those of the blocks of its
 /// tokens, and of the block before.
 #[must_use]
-pub fn most_pages(groups: PageGroups, tokens: usize) -> usize {
+fn most_pages(groups: PageGroups, tokens: usize) -> usize {
     // Two blocks for a single token, and at most one more for each further token.
     2 * tokens * groups.states
+}
+
+/// The units of a layer's state. `tables`: pages of states, by block and group.
+pub fn state_pages(rank: &Rank, layer: usize, tables: DevicePtr<i32>) -> StatePages {
+    let kv = &rank.kv;
+    let states = kv.state_layout().expect("layers with a state");
+    let floats = kv.shape().page() / HALVES;
+    StatePages {
+        pages: kv.arena().at(0, kv.pages() as usize * floats),
+        page_stride: floats as u64,
+        tables,
+        groups: states.groups() as i32,
+        first: states.first_unit(layer) as i32,
+        per_page: states.per_page() as i32,
+        unit: states.unit().floats() as i32,
+    }
+}
+
+/// Inputs that layers with a state add to those of a step.
+pub const INPUTS: usize = 3;
+
+/// Buffers of layers with a state, whatever their recurrence is.
+#[derive(Debug, Clone, Copy)]
+pub struct StateBuffers {
+    pub rows: InputBuffer<StateRow>,
+    pub sequences: InputBuffer<StateSequence>,
+    /// Pages of recurrent states, by block and group.
+    pub pages: InputBuffer<i32>,
+}
+
+impl StateBuffers {
+    pub fn place(places: &mut BufferAllocator<'_>, largest: Largest) -> Self {
+        let tokens = largest.tokens;
+        Self {
+            rows: places.input(tokens),
+            sequences: places.input(tokens),
+            pages: places.input(most_pages(largest.groups, tokens)),
+        }
+    }
+
+    /// # Panics
+    /// If the batch is larger than announced.
+    #[must_use]
+    pub fn inputs<'a>(&self, plan: &'a StatePlan) -> [StepInput<'a>; INPUTS] {
+        [
+            self.rows.filled(&plan.rows),
+            self.sequences.filled(&plan.sequences),
+            self.pages.filled(&plan.pages),
+        ]
+    }
 }
 
 /// Pages of states of a batch. Empty for models without them.

@@ -1,0 +1,143 @@
+//! Layers with a recurrent state in place of attention: which ones they are, and their recurrence.
+//!
+//! A model has one kind of recurrence, in any of its layers but not in all.
+
+use super::architecture::{Conventions, Recurrence as OfArchitecture};
+use super::config::Keys;
+use super::delta_net::{self, DeltaNetConfig};
+use super::error::ModelError;
+use super::gguf::Value;
+use super::heads;
+use super::short_conv::{self, ShortConvConfig};
+
+/// A list of flags, by layer, in place of [`EVERY`].
+const LAYERS: &str = "attention.recurrent_layers";
+const WINDOW: &str = "attention.sliding_window";
+const EVERY: &str = "full_attention_interval";
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RecurrentLayers {
+    pub recurrence: Recurrence,
+    /// Of each layer, whether it has the recurrence; the others have attention.
+    pub layers: Vec<bool>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Recurrence {
+    DeltaNet(DeltaNetConfig),
+    ShortConv(ShortConvConfig),
+}
+
+impl RecurrentLayers {
+    /// The recurrence in all of so many layers but the last of each group of `every`, which have attention.
+    #[must_use]
+    pub fn beside_attention(recurrence: Recurrence, every: usize, n_layers: usize) -> Self {
+        Self {
+            recurrence,
+            layers: all_but_every(every, n_layers).collect(),
+        }
+    }
+
+    /// True if the layer has the recurrence.
+    #[must_use]
+    pub fn is_in(&self, layer: usize) -> bool {
+        self.layers.get(layer).copied().unwrap_or(false)
+    }
+
+    #[must_use]
+    pub fn delta_net(&self) -> Option<&DeltaNetConfig> {
+        match &self.recurrence {
+            Recurrence::DeltaNet(net) => Some(net),
+            Recurrence::ShortConv(_) => None,
+        }
+    }
+
+    #[must_use]
+    pub fn short_conv(&self) -> Option<&ShortConvConfig> {
+        match &self.recurrence {
+            Recurrence::ShortConv(conv) => Some(conv),
+            Recurrence::DeltaNet(_) => None,
+        }
+    }
+}
+
+fn all_but_every(every: usize, n_layers: usize) -> impl Iterator<Item = bool> {
+    (1..=n_layers).map(move |layer| !layer.is_multiple_of(every))
+}
+
+/// Recurrent layers of a file; `None` if it has none.
+///
+/// # Errors
+/// If a key is missing or invalid, or requires an unsupported feature.
+pub(super) fn read(
+    keys: &Keys<'_, '_>,
+    n_embd: usize,
+    n_layers: usize,
+) -> Result<Option<RecurrentLayers>, ModelError> {
+    let Conventions { recurrence, .. } = keys.architecture.conventions();
+    let (key, layers, recurrence) = match recurrence {
+        OfArchitecture::None => return Ok(None),
+        OfArchitecture::DeltaNet(order) => {
+            let (key, layers) = listed_or_every(keys, n_layers)?;
+            let net = delta_net::read(keys, order)?;
+            (key, layers, Recurrence::DeltaNet(net))
+        }
+        OfArchitecture::ShortConv => {
+            if keys.count(WINDOW)? > 0 {
+                let feature = "windows beside short convolutions";
+                return Err(ModelError::unsupported(keys.key(WINDOW), feature));
+            }
+            let layers = without_kv_heads(keys, n_layers)?;
+            if !layers.contains(&true) {
+                return Ok(None);
+            }
+            let conv = short_conv::read(keys, n_embd)?;
+            (heads::KV_COUNT, layers, Recurrence::ShortConv(conv))
+        }
+    };
+    if !layers.contains(&false) {
+        let message = format!("none of {n_layers} layers has attention");
+        return Err(ModelError::unsupported(keys.key(key), message));
+    }
+    Ok(Some(RecurrentLayers { recurrence, layers }))
+}
+
+/// Layers of a list of flags, or all but the last of each group of some. With the key.
+fn listed_or_every(
+    keys: &Keys<'_, '_>,
+    n_layers: usize,
+) -> Result<(&'static str, Vec<bool>), ModelError> {
+    let Some(Value::Array(array)) = keys.header.get(&keys.key(LAYERS)) else {
+        let every = keys.optional_positive(EVERY)?.unwrap_or(4);
+        return Ok((EVERY, all_but_every(every, n_layers).collect()));
+    };
+    // Layers that predict further tokens follow.
+    let flags = array.values().take(n_layers).map(|value| value.as_flag());
+    match flags.collect::<Option<Vec<_>>>() {
+        Some(flags) if flags.len() == n_layers => Ok((LAYERS, flags)),
+        Some(flags) => {
+            let message = format!("{} entries for {n_layers} layers", flags.len());
+            Err(ModelError::bad_value(keys.key(LAYERS), message))
+        }
+        None => Err(ModelError::bad_value(
+            keys.key(LAYERS),
+            "must be a list of flags",
+        )),
+    }
+}
+
+/// Layers whose number of heads of keys and values is zero.
+fn without_kv_heads(keys: &Keys<'_, '_>, n_layers: usize) -> Result<Vec<bool>, ModelError> {
+    let key = keys.key(heads::KV_COUNT);
+    let Some(Value::Array(array)) = keys.header.get(&key) else {
+        return Ok(vec![false; n_layers]);
+    };
+    if array.len != n_layers {
+        let message = format!("{} entries for {n_layers} layers", array.len);
+        return Err(ModelError::bad_value(key, message));
+    }
+    Ok(array
+        .values()
+        .map(|value| value.as_u64() == Some(0))
+        .collect())
+}
