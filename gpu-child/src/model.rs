@@ -22,6 +22,7 @@ pub mod gguf_builder;
 mod heads;
 mod layer;
 mod layer_inputs;
+mod mamba;
 mod model_facts;
 mod positions;
 mod recurrent;
@@ -46,8 +47,9 @@ pub use gguf_builder::{GgufBuilder, Meta};
 pub use heads::Heads;
 pub use layer::{
     Attention, DeltaNet, DenseBeside, Experts, FeedForward, GatedUnit, KvOrigin, Layer, LayerInput,
-    LayerInputs, Linear, Mapping, Mixer, ModelWeights, SharedExpert, ShortConv,
+    LayerInputs, Linear, Mamba, Mapping, Mixer, ModelWeights, SharedExpert, ShortConv,
 };
+pub use mamba::MambaConfig;
 pub use model_facts::model_facts;
 pub use positions::{Positions, Temperature, Window};
 pub use recurrent::{Recurrence, RecurrentLayers};

@@ -1,13 +1,6 @@
 // Gated delta nets of steps with few rows of each sequence, and the inputs of all, as their own translation unit.
 #include "delta_net.cuh"
 
-// ln(1 + exp(x)). What is lost of exp(x) in the sum is added to the logarithm, divided by its derivative.
-DEVICE float softplus(float x) {
-    if (x > 20.0f) return x;
-    const float e = expf(x), sum = __fadd_rn(1.0f, e);
-    return __fadd_rn(logf(sum), __fdiv_rn(__fsub_rn(e, __fsub_rn(sum, 1.0f)), sum));
-}
-
 constexpr int MAX_DELTA_DIM = 128;
 constexpr int DELTA_INPUT_WARPS = 8;
 

@@ -1,15 +1,15 @@
-// Soft cap of logits, in place: cap * tanh(x / cap), and NaN for a logit that is not finite, which the cap would hide. One
-// thread a logit, F32.
+// Scale and soft cap of logits, in place: cap * tanh(scale * x / cap), and NaN for a logit that is not finite, which the cap would
+// hide. One thread a logit, F32.
 #pragma once
 #include "hopper.cuh"
 
 struct SoftcapArgs {
     float* logits;
     uint64_t count;
-    float cap;
-    int unused;
+    float cap;  // 0: none
+    float scale;
 };
-LAYOUT(SoftcapArgs, 24, AT(logits, 0) AT(count, 8) AT(cap, 16) AT(unused, 20))
+LAYOUT(SoftcapArgs, 24, AT(logits, 0) AT(count, 8) AT(cap, 16) AT(scale, 20))
 
 constexpr int SOFTCAP_THREADS = 256;
 
@@ -32,6 +32,7 @@ extern "C" __global__ void __launch_bounds__(SOFTCAP_THREADS) softcap(const __gr
     grid_dependency_wait();
     const uint64_t i = uint64_t(blockIdx.x) * SOFTCAP_THREADS + threadIdx.x;
     if (i >= a.count) return;
-    const float x = a.logits[i];
-    a.logits[i] = isfinite(x) ? __fmul_rn(a.cap, tanh_of(__fdiv_rn(x, a.cap))) : NAN;
+    const float x = __fmul_rn(a.scale, a.logits[i]);
+    const float capped = a.cap == 0.0f ? x : __fmul_rn(a.cap, tanh_of(__fdiv_rn(x, a.cap)));
+    a.logits[i] = isfinite(x) ? capped : NAN;
 }

@@ -29,6 +29,13 @@ struct StateSequence {
 };
 LAYOUT(StateSequence, 16, AT(row0, 0) AT(rows, 4) AT(position0, 8) AT(pages, 12))
 
+// ln(1 + exp(x)). What is lost of exp(x) in the sum is added to the logarithm, divided by its derivative.
+DEVICE float softplus(float x) {
+    if (x > 20.0f) return x;
+    const float e = expf(x), sum = __fadd_rn(1.0f, e);
+    return __fadd_rn(logf(sum), __fdiv_rn(__fsub_rn(e, __fsub_rn(sum, 1.0f)), sum));
+}
+
 // A unit in the page of a block. `pages`: entry of the block.
 DEVICE float* unit_at(const StatePages& s, int pages, int unit) {
     const int at = s.first + unit;

@@ -12,6 +12,7 @@
 //! * [`matmul`]: one group of eight weight rows against any number of tokens.
 //! * [`attention`]: fixed spans of positions over an F16 cache, merged in order.
 //! * [`delta_net`]: the recurrence of linear attention, by blocks of positions.
+//! * [`mamba`]: state-space layers, by the same blocks.
 //! * [`short_conv`]: gated convolutions over a few positions, by the same blocks.
 //! * [`routing`]: selection of a row's experts.
 //! * [`mod@rmsnorm`], [`rope`], [`mod@glu`], [`convert`]: the rest of a layer. [`mod@softcap`]: of logits.
@@ -24,6 +25,7 @@ pub mod convert;
 pub mod delta_net;
 pub mod glu;
 pub mod isa;
+pub mod mamba;
 pub mod matmul;
 pub mod packed;
 pub mod quantize;
@@ -39,6 +41,7 @@ pub use attention::{
 pub use delta_net::{DeltaInputs, DeltaUnit, DeltaWeights, delta_row};
 pub use glu::glu;
 pub use isa::Isa;
+pub use mamba::{ScanInputs, ScanUnit, ScanWeights, scan_row};
 pub use matmul::{Activations, matmul_group};
 pub use packed::{PackedMatrix, PackedShape, ROWS};
 pub use quantize::{BlockMeta, Q_BLOCK, quantize_row};

@@ -9,6 +9,7 @@ pub mod checksum;
 pub mod delta_net;
 pub mod dequantize;
 pub mod glu;
+pub mod mamba;
 pub mod matmul;
 pub mod rmsnorm;
 pub mod rope;

@@ -133,7 +133,7 @@ def compare_file(path, job, program, device):
     tokens = random.Random(job.seed).sample(range(tiny_models.N_VOCAB), count)
     numbers = path
     rounds = job.type_name == "BF16" or job.type_name not in TOLERANCE
-    enlarges = job.variant.attention_every or job.variant.conv_layers
+    enlarges = job.variant.attention_every or job.variant.conv_layers or job.variant.mamba_layers
     if job.variant.is_gemma4 and rounds or enlarges and job.type_name not in TOLERANCE:
         numbers = path.with_suffix(".f32.gguf")
         dequantized.write(path, numbers)

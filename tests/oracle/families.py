@@ -9,7 +9,7 @@ first one, which is of the same kind, stands in their place, with the family's o
 characters, every way to split one of its pieces in two pieces. Nor Qwen3.5's vocabulary, for which the first words of Qwen3's
 stand, nor its template, for which `QWEN35_TEMPLATE` stands (axolotl's `qwen3_5` writes the calls of Qwen3; `qwen35moe` has it);
 nor SmolLM3's template, which ChatML stands for (its vocabulary is Llama 3's); nor what gpt-oss, Seed-OSS, ERNIE 4.5, GLM-4.5,
-MiniMax-M2 and LFM2 have: words of Qwen's or pieces of Mistral's with their control tokens, and a template of their format's frame.
+MiniMax-M2, LFM2 and Granite have: words of Qwen's or pieces of Mistral's with their control tokens, and a template of their format's frame.
 
 A file of `tiktoken` has byte strings by rank and no merges. A pair of neighbours is merged if it is in the file, the one
 of the lowest rank first: so every way to split a token in two tokens is a merge with the rank of the token.
@@ -93,6 +93,42 @@ LFM2_TEMPLATE = (
     "{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}{% endfor %}"
     "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+
+GRANITE_SPECIALS = ["<|end_of_text|>", "<|pad|>", "<|start_of_role|>", "<|end_of_role|>"]
+GRANITE_TEXTS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
+GRANITE_TEMPLATE = r"""
+{%- macro turn(role, content) %}{{- '<|start_of_role|>' + role + '<|end_of_role|>' + content + '<|end_of_text|>\n' }}{%- endmacro %}
+{%- macro shown(content) %}
+    {%- if content is string %}{{- content }}
+    {%- elif content is iterable and content is not mapping %}{%- for part in content %}{{- part.text }}{%- endfor %}
+    {%- endif %}
+{%- endmacro %}
+{%- set ns = namespace(system='') %}
+{%- if messages[0].role == 'system' %}{%- set ns.system = shown(messages[0].content) %}{%- endif %}
+{%- if tools %}
+    {%- if ns.system %}{%- set ns.system = ns.system + '\n\n' %}{%- endif %}
+    {%- set ns.system = ns.system + 'These functions can be called:\n<tools>' %}
+    {%- for tool in tools %}{%- set ns.system = ns.system + '\n' + (tool | tojson) %}{%- endfor %}
+    {%- set ns.system = ns.system + '\n</tools>\nA call is:\n<tool_call>\n{"name": <name>, "arguments": <object>}\n</tool_call>' %}
+{%- endif %}
+{%- if ns.system %}{{- turn('system', ns.system) }}{%- endif %}
+{%- for message in messages %}
+    {%- set content = shown(message.content) %}
+    {%- if message.role == 'assistant' %}
+        {%- set ns.calls = '' %}
+        {%- for call in message.tool_calls or [] %}
+            {%- set call = call.function or call %}
+            {%- set arguments = call.arguments if call.arguments is string else call.arguments | tojson %}
+            {%- if content or not loop.first %}{%- set ns.calls = ns.calls + '\n' %}{%- endif %}
+            {%- set ns.calls = ns.calls + '<tool_call>\n{"name": "' + call.name + '", "arguments": ' + arguments + '}\n</tool_call>' %}
+        {%- endfor %}
+        {{- turn('assistant', content + ns.calls) }}
+    {%- elif message.role == 'tool' %}{{- turn('user', '\n<tool_response>\n' + content + '\n</tool_response>') }}
+    {%- elif message.role == 'user' or not loop.first %}{{- turn(message.role, content) }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start_of_role|>assistant<|end_of_role|>' }}{%- endif %}
+"""
 
 # Calls as tags of functions and parameters, their results in a user's turn, thoughts of the last turn only.
 QWEN35_TEMPLATE = r"""
@@ -391,6 +427,12 @@ def lfm2(model):
     return of_tiktoken(ranks, "lfm2", LFM2_SPECIALS, [], "<|startoftext|>", "<|im_end|>", True, FEW)
 
 
+def granite(model):
+    del model
+    ranks = DATA / "dashscope/resources/qwen.tiktoken"
+    return of_tiktoken(ranks, "dbrx", GRANITE_SPECIALS, GRANITE_TEXTS, "<|end_of_text|>", "<|end_of_text|>", False, FEW)
+
+
 def ernie(model):
     del model
     vocabulary = of_sentence_piece(DATA / "mistral_common/data/tokenizer.model.v1")
@@ -524,6 +566,8 @@ FAMILIES = [
     Family("minimax-m2", "minimax-m2", minimax, lambda _: MINIMAX_TEMPLATE, has_tools=False),
     Family("lfm2", "lfm2", lfm2, lambda _: LFM2_TEMPLATE, has_tools=False),
     Family("lfm2moe", "lfm2moe", lfm2, lambda _: LFM2_TEMPLATE, has_tools=False),
+    Family("granitehybrid", "granitehybrid", granite, lambda _: GRANITE_TEMPLATE, has_tools=True),
+    Family("granitehybrid-experts", "granitehybrid-experts", granite, lambda _: GRANITE_TEMPLATE, has_tools=True),
 ]
 
 # Positions of these models: a prompt with tools has some hundred tokens.

@@ -44,6 +44,10 @@ N_SHARED_FF = 768
 N_EXPERTS = 8
 # Of Gemma 4's logits: small enough to bend those of random weights.
 LOGIT_CAP = 4.0
+# Of state spaces: heads in groups, their width, that of their state, and positions that the convolution sees.
+N_MAMBA_HEADS, N_MAMBA_GROUPS, MAMBA_DIM, MAMBA_STATE, MAMBA_KERNEL = 16, 2, 32, 64, 4
+MAMBA_WIDTH = N_MAMBA_HEADS * MAMBA_DIM
+MAMBA_CHANNELS = MAMBA_WIDTH + 2 * N_MAMBA_GROUPS * MAMBA_STATE
 # Positions that a short convolution sees.
 CONV_KERNEL = 3
 # Products of three numbers have large ones among them, beside which rounding takes much of the others.
@@ -123,6 +127,10 @@ class Variant:
     attention_every: int | None = None
     # LFM2: layers with a short convolution in place of attention.
     conv_layers: tuple[int, ...] = ()
+    # Granite 4.0: layers with state spaces in place of attention, factors of embeddings, blocks, scores and logits, and whether layers
+    # with attention rotate.
+    mamba_layers: tuple[int, ...] = ()
+    rotates: bool = True
     # Gemma 4: norms of values, a factor of each layer's output, windows in a list, capped logits, and in layers that see
     # all: heads of this size, one for keys and values, a quarter of the pairs turning.
     whole_head_dim: int | None = None
@@ -149,8 +157,11 @@ class Variant:
     def has_conv(self, layer):
         return layer in self.conv_layers
 
+    def has_mamba(self, layer):
+        return layer in self.mamba_layers
+
     def has_attention(self, layer):
-        return not (self.has_delta_net(layer) or self.has_conv(layer))
+        return not (self.has_delta_net(layer) or self.has_conv(layer) or self.has_mamba(layer))
 
     @property
     def is_gemma4(self):
@@ -171,16 +182,16 @@ class Variant:
 
     @property
     def gates_shared(self):
-        return self.shared_expert and self.architecture != "ernie4_5-moe"
+        return self.shared_expert and self.architecture not in ("ernie4_5-moe", "granitehybrid")
 
     def sees_all(self, layer):
         return (layer + 1) % self.window_period == 0
 
     def kv_heads(self):
         """As a file has them: a number, or one for each layer."""
-        if not (self.is_gemma4 or self.conv_layers):
+        if not (self.is_gemma4 or self.conv_layers or self.mamba_layers):
             return N_KV_HEADS
-        return [0 if self.has_conv(layer) else self.heads(layer)[0] for layer in range(self.layers)]
+        return [self.heads(layer)[0] if self.has_attention(layer) else 0 for layer in range(self.layers)]
 
     def heads(self, layer):
         """(heads of keys and values, their size)"""
@@ -328,6 +339,12 @@ EXTRA = [
         "lfm2moe", "lfm2moe", head_dim=64, layers=4, qk_norm=True, tied=True, rope_base=1e6, conv_layers=(0, 1, 3), tokens=36,
         experts_used=3, sigmoid=True, choice_bias=True, dense_layers=1,
     ),
+    Variant("granitehybrid", "granitehybrid", head_dim=64, layers=4, tied=True, mamba_layers=(0, 1, 3), rotates=False, tokens=75),
+    Variant("granitehybrid-rope", "granitehybrid", head_dim=64, layers=3, mamba_layers=(0, 2), tokens=40),
+    Variant(
+        "granitehybrid-experts", "granitehybrid", head_dim=64, layers=3, tied=True, mamba_layers=(0, 2), rotates=False, tokens=40,
+        experts_used=3, expert_width=N_FF, shared_expert=True,
+    ),
     Variant("phi3-partial-rope", "phi3", head_dim=64, fused=True, tied=True, rope_dims=48),
 ]  # fmt: skip
 
@@ -420,7 +437,7 @@ def _hyperparameters(writer, variant, n_vocab, context):
     if variant.experts_used:
         writer.add_expert_count(N_EXPERTS)
         writer.add_expert_used_count(variant.experts_used)
-        if variant.architecture != "llama":
+        if variant.architecture not in ("llama", "granitehybrid"):
             writer.add_expert_feed_forward_length(variant.expert_width)
     if variant.shared_expert:
         writer.add_expert_shared_feed_forward_length(N_SHARED_FF)
@@ -443,6 +460,17 @@ def _hyperparameters(writer, variant, n_vocab, context):
         writer.add_ssm_group_count(N_DELTA_KEYS)
         writer.add_ssm_time_step_rank(N_DELTA_VALUES)
         writer.add_ssm_inner_size(DELTA_VALUES)
+    if variant.mamba_layers:
+        writer.add_ssm_conv_kernel(MAMBA_KERNEL)
+        writer.add_ssm_inner_size(MAMBA_WIDTH)
+        writer.add_ssm_state_size(MAMBA_STATE)
+        writer.add_ssm_time_step_rank(N_MAMBA_HEADS)
+        writer.add_ssm_group_count(N_MAMBA_GROUPS)
+        writer.add_rope_scaling_finetuned(variant.rotates)
+        writer.add_embedding_scale(1.5)
+        writer.add_residual_scale(0.7)
+        writer.add_attention_scale(0.2)
+        writer.add_logit_scale(1.7)
     if variant.conv_layers:
         writer.add_shortconv_l_cache(CONV_KERNEL)
     if variant.rope_sections:
@@ -499,6 +527,9 @@ def _matrices(variant, n_vocab):
                 yield block + "ssm_beta.weight", (N_DELTA_VALUES, N_EMBD)
                 yield block + "ssm_alpha.weight", (N_DELTA_VALUES, N_EMBD)
             yield block + "ssm_out.weight", (N_EMBD, DELTA_VALUES)
+        elif variant.has_mamba(layer):
+            yield block + "ssm_in.weight", (MAMBA_WIDTH + MAMBA_CHANNELS + N_MAMBA_HEADS, N_EMBD)
+            yield block + "ssm_out.weight", (N_EMBD, MAMBA_WIDTH)
         elif variant.has_conv(layer):
             yield block + "shortconv.in_proj.weight", (3 * N_EMBD, N_EMBD)
             yield block + "shortconv.out_proj.weight", (N_EMBD, N_EMBD)
@@ -558,6 +589,14 @@ def _vectors(variant, rng):
             # From decays of a few positions to one of a hundred.
             yield block + "ssm_a", -np.exp(rng.uniform(-5.0, 0.0, N_DELTA_VALUES))
             yield block + "ssm_norm.weight", norm(DELTA_DIM)
+        elif variant.has_mamba(layer):
+            yield block + "ssm_conv1d.weight", rng.standard_normal((MAMBA_CHANNELS, MAMBA_KERNEL))
+            yield block + "ssm_conv1d.bias", 0.3 * rng.standard_normal(MAMBA_CHANNELS)
+            yield block + "ssm_dt.bias", rng.standard_normal(N_MAMBA_HEADS)
+            # From decays of ten positions to one of a thousand.
+            yield block + "ssm_a", -np.exp(rng.uniform(-8.0, -2.0, (N_MAMBA_HEADS, 1)))
+            yield block + "ssm_d", rng.standard_normal((N_MAMBA_HEADS, 1))
+            yield block + "ssm_norm.weight", norm((N_MAMBA_GROUPS, MAMBA_WIDTH // N_MAMBA_GROUPS))
         elif variant.has_conv(layer):
             yield block + "shortconv.conv.weight", rng.standard_normal((N_EMBD, CONV_KERNEL))
         elif variant.qk_norm:

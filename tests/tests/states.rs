@@ -19,7 +19,11 @@ fn body(prompt: &str, max_tokens: u32) -> Value {
 
 #[test]
 fn a_recurrent_state_is_adopted_upgraded_and_shared_by_the_next_turn() {
-    for architecture in [Architecture::Qwen35, Architecture::Lfm2] {
+    for architecture in [
+        Architecture::Qwen35,
+        Architecture::Lfm2,
+        Architecture::GraniteHybrid,
+    ] {
         is_adopted_upgraded_and_shared(architecture);
     }
 }

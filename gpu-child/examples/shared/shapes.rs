@@ -59,6 +59,7 @@ pub fn config(shape: &str) -> Result<ModelConfig, String> {
         recurrent: None,
         sliding_heads: None,
         normalizes_values: false,
+        logit_scale: 1.0,
         logit_cap: None,
         shared_kv_layers: 0,
         layer_input: None,

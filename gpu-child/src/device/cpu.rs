@@ -9,7 +9,7 @@
 //! * [`load`] sizes the KV cache on an open device, then packs the file's tensors into one arena, or takes over the
 //!   arena of an earlier process; afterwards the file is not read again. The arena is [`sealed`] and may outlive the
 //!   process.
-//! * [`forward`] is the pass: embedding, [`attention`], a [`delta_net`] or a [`short_conv`], [`linear`] layers, [`experts`] and
+//! * [`forward`] is the pass: embedding, [`attention`], a [`delta_net`], a [`short_conv`] or [`mamba`], [`linear`] layers, [`experts`] and
 //!   [`layer_inputs`] if the model has them, and [`head`] for sampling rows.
 //! * [`pool`] distributes numbered items to threads; [`memory`] owns every large allocation and its purpose;
 //!   [`control_group`] may leave less memory than the machine has.
@@ -29,6 +29,7 @@ mod kv_transfer;
 mod layer_inputs;
 mod linear;
 mod load;
+mod mamba;
 mod memory;
 mod plan;
 mod pool;

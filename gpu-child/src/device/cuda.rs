@@ -16,8 +16,8 @@
 //!   logits of the draws.
 //! * [`mixture`] is a layer's mixture of experts; [`experts`] has its kernels ([`expert_way`] lists the ways of
 //!   multiplication, [`experts_wide`] is Hopper's), and [`products_few`] a kernel for products of few rows around it.
-//! * [`mixers`] holds the kinds of mixers. The module of each has everything of it: [`attention`], [`delta_net`], [`short_conv`];
-//!   [`states`] has what the last two share.
+//! * [`mixers`] holds the kinds of mixers. The module of each has everything of it: [`attention`], [`delta_net`], [`short_conv`],
+//!   [`mamba`]; [`states`] has what the last three share.
 //! * [`decode_step`] is the whole pass in one launch, for small batches ([`step_model`] lists the models, [`tags`] of its
 //!   exchanges, [`shared_plan`] of its blocks' memory, [`deal`] of its attention); [`graph`] records the launches of larger
 //!   ones.
@@ -63,6 +63,7 @@ mod kv_transfer;
 mod launch;
 mod layer_inputs;
 mod load;
+mod mamba;
 mod mapping;
 mod matmul;
 mod memory;

@@ -32,6 +32,7 @@ pub enum Architecture {
     MiniMaxM2,
     Lfm2,
     Lfm2Moe,
+    GraniteHybrid,
 }
 
 /// Properties specific to an architecture's files.
@@ -66,6 +67,10 @@ pub(super) struct Conventions {
     pub(super) normalizes_values: bool,
     /// A layer's output may have a factor.
     pub(super) scales_output: bool,
+    /// A key may turn the rotation of all layers off.
+    pub(super) may_not_rotate: bool,
+    /// Embeddings, outputs of blocks, attention scores and logits may have factors.
+    pub(super) has_scales: bool,
     /// Logits may have a [soft cap](super::ModelConfig::logit_cap).
     pub(super) caps_logits: bool,
     /// The last layers may attend to [keys and values of earlier ones](super::ModelConfig::kv_layer).
@@ -107,6 +112,8 @@ const PLAIN: Conventions = Conventions {
     attention_scale: AttentionScale::ByHead,
     normalizes_values: false,
     scales_output: false,
+    may_not_rotate: false,
+    has_scales: false,
     caps_logits: false,
     shares_kv: false,
     has_layer_inputs: false,
@@ -235,6 +242,21 @@ const LFM_2_MOE: Conventions = Conventions {
     ..LFM_2
 };
 
+/// Granite 4.0.
+const GRANITE_HYBRID: Conventions = Conventions {
+    rope_pairs: RopePairs::Adjacent,
+    rope_factors: Some(RopeFactors::ByScaling),
+    may_not_rotate: true,
+    has_scales: true,
+    recurrence: Recurrence::Mamba,
+    experts: Experts::OptionalMixture(Mixture {
+        shared: Shared::Optional,
+        has_dense_width: true,
+        ..MIXTURE
+    }),
+    ..PLAIN
+};
+
 /// GLM-4.5, 4.6 and 4.7.
 const GLM_4_MOE: Conventions = Conventions {
     qk_norms: QkNorms::OptionalOfHeads,
@@ -260,6 +282,8 @@ pub(super) enum Recurrence {
     DeltaNet(HeadOrder),
     /// A short convolution in the layers without heads of keys and values.
     ShortConv,
+    /// Mamba-2 in the layers without heads of keys and values.
+    Mamba,
 }
 
 /// Most layers have a sliding window.
@@ -300,6 +324,8 @@ pub(super) enum Experts {
     None,
     /// Present if the file's keys define it. An expert has the width of the dense part.
     Optional,
+    /// The same, of another kind.
+    OptionalMixture(Mixture),
     /// Present if the file's keys define them, beside a dense part.
     BesideDense,
     Always(Mixture),
@@ -376,7 +402,7 @@ pub(super) enum RopeFactors {
 }
 
 impl Architecture {
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::Llama,
         Self::Qwen2,
         Self::Qwen3,
@@ -400,6 +426,7 @@ impl Architecture {
         Self::MiniMaxM2,
         Self::Lfm2,
         Self::Lfm2Moe,
+        Self::GraniteHybrid,
     ];
 
     /// Name in `general.architecture`, and prefix of every key.
@@ -429,6 +456,7 @@ impl Architecture {
             Self::MiniMaxM2 => "minimax-m2",
             Self::Lfm2 => "lfm2",
             Self::Lfm2Moe => "lfm2moe",
+            Self::GraniteHybrid => "granitehybrid",
         }
     }
 
@@ -505,6 +533,7 @@ impl Architecture {
             Self::MiniMaxM2 => MINIMAX_M2,
             Self::Lfm2 => LFM_2,
             Self::Lfm2Moe => LFM_2_MOE,
+            Self::GraniteHybrid => GRANITE_HYBRID,
             Self::Gemma3 => GEMMA_3,
             Self::Gemma4 => GEMMA_4,
         }

@@ -158,6 +158,20 @@ pub const SERVED: &[Served] = &[
         held_by: &["lfm2moe"],
     },
     Served {
+        architecture: Architecture::GraniteHybrid,
+        with_key: None,
+        models: "Granite 4.0 H 350M, 1B and Micro: state spaces (Mamba-2) in most layers; factors of embeddings, of what blocks add, of attention scores and of logits",
+        on_cuda: true,
+        held_by: &["granitehybrid", "granitehybrid-rope"],
+    },
+    Served {
+        architecture: Architecture::GraniteHybrid,
+        with_key: Some("expert_count"),
+        models: "Granite 4.0 H Tiny and Small: as above, with experts and one that is shared",
+        on_cuda: true,
+        held_by: &["granitehybrid-experts"],
+    },
+    Served {
         architecture: Architecture::GptOss,
         with_key: Some("expert_count"),
         models: "gpt-oss-20b and -120b",
@@ -243,7 +257,6 @@ pub const REFUSED: &[Refused] = &[
             "jamba",
             "nemotron_h",
             "nemotron_h_moe",
-            "granitehybrid",
             "falcon-h1",
             "plamo2",
         ],

@@ -10,6 +10,7 @@ use super::experts;
 use super::experts::ExpertsConfig;
 use super::gguf::{GgufError, Header, Value};
 use super::heads::{self, Heads};
+use super::mamba::MambaConfig;
 use super::positions::{Positions, WindowedLayers};
 use super::recurrent::{self, RecurrentLayers};
 use super::short_conv::ShortConvConfig;
@@ -46,11 +47,14 @@ pub struct ModelConfig {
     pub positions: Positions,
     /// Values have an RMS norm without weights over each head.
     pub normalizes_values: bool,
+    /// Factor of the logits, in front of their cap.
+    pub logit_scale: f32,
     /// Logits are `cap * tanh(logit / cap)`.
     pub logit_cap: Option<f32>,
     /// Factor of the attention scores: mostly `1 / sqrt(head_dim)`.
     pub attention_scale: f64,
-    /// Factor of a token's embedding.
+    /// Factor of a token's embedding. In a model whose blocks' outputs have a factor, the residual stream is divided by it
+    /// instead: so is this one, and `norm_eps` by its square, which leaves norms of the stream what they are.
     pub embedding_scale: f32,
     /// Activation of the feed-forward part.
     pub activation: Activation,
@@ -152,6 +156,12 @@ impl ModelConfig {
         self.recurrent.as_ref()?.delta_net()
     }
 
+    /// The state-space layers among the recurrent layers, if that is what they have.
+    #[must_use]
+    pub fn mamba(&self) -> Option<&MambaConfig> {
+        self.recurrent.as_ref()?.mamba()
+    }
+
     /// The short convolutions of the recurrent layers, if that is what they have.
     #[must_use]
     pub fn short_conv(&self) -> Option<&ShortConvConfig> {
@@ -199,7 +209,9 @@ impl ModelConfig {
         let (n_ff, ff_widths) = keys.feed_forward(n_layers)?;
         let context_length = keys.positive("context_length")?;
         let windows = WindowedLayers::read(&keys, n_layers)?;
-        let recurrent = recurrent::read(&keys, n_embd, n_layers)?;
+        let norm_eps = keys.norm_eps()?;
+        let recurrent = recurrent::read(&keys, (n_embd, n_layers), norm_eps)?;
+        let residual_scale = keys.factor("residual_scale")?;
         let heads = heads::read(&keys, n_embd, n_layers, &windows)?;
         let Heads {
             count: n_heads,
@@ -222,15 +234,16 @@ impl ModelConfig {
             sliding_heads: heads.sliding,
             vocab_size: vocab_size(header)?,
             context_length,
-            norm_eps: keys.norm_eps()?,
+            norm_eps: norm_eps / residual_scale.powi(2),
             positions: Positions::read(&keys, context_length, &windows, &rope, sliding_dim)?,
             rope,
             normalizes_values: keys.architecture.conventions().normalizes_values,
+            logit_scale: 1.0 / keys.factor("logit_scale")?,
             logit_cap: keys.logit_cap()?,
-            attention_scale: keys.attention_scale([n_layers, n_embd, n_heads, head_dim]),
+            attention_scale: keys.attention_scale([n_layers, n_embd, n_heads, head_dim])?,
             embedding_scale: match keys.architecture.conventions().scales_embedding {
                 true => (n_embd as f32).sqrt(),
-                false => 1.0,
+                false => keys.factor("embedding_scale")? / residual_scale,
             },
             activation: keys.architecture.conventions().activation,
             has_joint_norms: keys.architecture.conventions().qk_norms == QkNorms::Joint,
@@ -243,6 +256,7 @@ impl ModelConfig {
     }
 }
 
+const ATTENTION_SCALE: &str = "attention.scale";
 const MTP_LAYERS: &str = "nextn_predict_layers";
 
 /// Size of the vocabulary: the length of the tokenizer's list, as in llama.cpp.
@@ -285,18 +299,22 @@ impl<'h, 'a> Keys<'h, 'a> {
 
     /// Refuses unsupported features that would change the arithmetic.
     fn refuse_unsupported(&self) -> Result<(), ModelError> {
-        for (name, feature) in [
+        let scales = [
             (
-                "attention.scale",
+                ATTENTION_SCALE,
                 "an attention scale other than 1/sqrt(head_dim)",
             ),
             ("logit_scale", "a logit scale"),
             ("residual_scale", "a residual scale"),
             ("embedding_scale", "an embedding scale"),
+        ];
+        let has_scales = self.architecture.conventions().has_scales;
+        let scales = scales.into_iter().filter(|_| !has_scales);
+        for (name, feature) in scales.chain([
             ("attention.clamp_kqv", "clamping of Q, K and V"),
             ("attention.output_scale", "a scale of what attention gives"),
             ("attn_logit_softcapping", "soft-capped attention"),
-        ] {
+        ]) {
             let key = self.key(name);
             if self.header.f32(&key)?.is_some_and(|value| value != 0.0) {
                 return Err(ModelError::unsupported(key, feature));
@@ -386,13 +404,34 @@ impl<'h, 'a> Keys<'h, 'a> {
         Ok((largest, differ.then_some(widths)))
     }
 
-    fn attention_scale(&self, [n_layers, n_embd, n_heads, head_dim]: [usize; 4]) -> f64 {
+    /// A positive factor; 1 if the key is missing or 0, as in llama.cpp.
+    fn factor(&self, name: &str) -> Result<f32, ModelError> {
+        let key = self.key(name);
+        let factor = match self.header.f32(&key)? {
+            None | Some(0.0) => 1.0,
+            Some(factor) => factor,
+        };
+        match factor.is_finite() && factor > 0.0 {
+            true => Ok(factor),
+            false => Err(ModelError::bad_value(key, format!("{factor} is no factor"))),
+        }
+    }
+
+    fn attention_scale(
+        &self,
+        [n_layers, n_embd, n_heads, head_dim]: [usize; 4],
+    ) -> Result<f64, ModelError> {
+        // Another one is refused where the architecture has none.
+        let scale = self.header.f32(&self.key(ATTENTION_SCALE))?;
+        if scale.is_some_and(|scale| scale != 0.0) {
+            return self.factor(ATTENTION_SCALE).map(f64::from);
+        }
         let values = match self.architecture.conventions().attention_scale {
-            AttentionScale::One => return 1.0,
+            AttentionScale::One => return Ok(1.0),
             AttentionScale::ByWidth { layers } if layers == n_layers => n_embd / n_heads,
             AttentionScale::ByWidth { .. } | AttentionScale::ByHead => head_dim,
         };
-        1.0 / (values as f64).sqrt()
+        Ok(1.0 / (values as f64).sqrt())
     }
 
     /// Soft cap of the logits; 0 means none.

@@ -95,7 +95,10 @@ pub(super) fn read(
             ..MIXTURE
         },
         Experts::BesideDense if has_experts => MIXTURE,
-        Experts::None | Experts::Optional | Experts::BesideDense => return Ok(None),
+        Experts::OptionalMixture(mixture) if has_experts => mixture,
+        Experts::None | Experts::Optional | Experts::OptionalMixture(_) | Experts::BesideDense => {
+            return Ok(None);
+        }
         Experts::Always(mixture) => mixture,
     };
     refuse_unsupported(keys, &mixture)?;

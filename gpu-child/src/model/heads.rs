@@ -89,7 +89,7 @@ pub(super) const KV_COUNT: &str = "attention.head_count_kv";
 /// Heads of keys and values of all layers with attention.
 fn kv_count(keys: &Keys<'_, '_>) -> Result<Option<usize>, ModelError> {
     match keys.architecture.conventions().recurrence {
-        Recurrence::ShortConv => keys.optional_positive_besides_zeros(KV_COUNT),
+        Recurrence::ShortConv | Recurrence::Mamba => keys.optional_positive_besides_zeros(KV_COUNT),
         Recurrence::None | Recurrence::DeltaNet(_) => keys.optional_positive(KV_COUNT),
     }
 }

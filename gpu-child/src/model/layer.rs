@@ -35,6 +35,7 @@ pub enum Mixer<M, V> {
     Attention(Attention<M, V>),
     DeltaNet(DeltaNet<M, V>),
     ShortConv(ShortConv<M, V>),
+    Mamba(Mamba<M, V>),
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -99,6 +100,26 @@ pub struct ShortConv<M, V> {
     pub input: Linear<M, V>,
     /// Weights of each channel for the last positions, the present one last: `[n_embd, kernel]`.
     pub conv: V,
+    pub output: Linear<M, V>,
+}
+
+/// A state-space layer of Mamba-2 (arXiv:2405.21060): [`MambaConfig`](super::MambaConfig).
+#[derive(Debug, Clone, Copy)]
+pub struct Mamba<M, V> {
+    /// Gates of the output, inputs of the convolution, and lengths of steps, `[projected_width, n_embd]`.
+    pub input: Linear<M, V>,
+    /// Weights of each channel for the last positions, the present one last: `[channels, kernel]`.
+    pub conv: V,
+    /// `[channels]`.
+    pub conv_bias: Option<V>,
+    /// Bias of the length of a step, in the softplus, `[heads]`.
+    pub dt: V,
+    /// Logarithm of the decay of a step of length 1, not positive, `[heads]`.
+    pub decay: V,
+    /// Factor of the input in the output, `[heads]`.
+    pub direct: V,
+    /// RMS norm over each group of the output, behind its gates, `[width]`.
+    pub norm: V,
     pub output: Linear<M, V>,
 }
 
@@ -275,7 +296,7 @@ impl<M, V> Layer<M, V> {
     pub fn attention(&self) -> Option<&Attention<M, V>> {
         match &self.mixer {
             Mixer::Attention(attention) => Some(attention),
-            Mixer::DeltaNet(_) | Mixer::ShortConv(_) => None,
+            Mixer::DeltaNet(_) | Mixer::ShortConv(_) | Mixer::Mamba(_) => None,
         }
     }
 
@@ -342,6 +363,7 @@ impl<M, V> Mixer<M, V> {
                     .collect()
             }
             Self::ShortConv(conv) => vec![&conv.input, &conv.output],
+            Self::Mamba(mamba) => vec![&mamba.input, &mamba.output],
         }
     }
 
@@ -353,6 +375,7 @@ impl<M, V> Mixer<M, V> {
             Self::Attention(attention) => Mixer::Attention(attention.try_map(to)?),
             Self::DeltaNet(net) => Mixer::DeltaNet(net.try_map(to)?),
             Self::ShortConv(conv) => Mixer::ShortConv(conv.try_map(to)?),
+            Self::Mamba(mamba) => Mixer::Mamba(mamba.try_map(to)?),
         })
     }
 }
@@ -422,6 +445,24 @@ impl<M, V> ShortConv<M, V> {
         Ok(ShortConv {
             input: self.input.try_map(to)?,
             conv: to.vector(&self.conv)?,
+            output: self.output.try_map(to)?,
+        })
+    }
+}
+
+impl<M, V> Mamba<M, V> {
+    fn try_map<T: Mapping<M, V>>(
+        &self,
+        to: &mut T,
+    ) -> Result<Mamba<T::Matrix, T::Vector>, T::Error> {
+        Ok(Mamba {
+            input: self.input.try_map(to)?,
+            conv: to.vector(&self.conv)?,
+            conv_bias: to.optional(self.conv_bias.as_ref())?,
+            dt: to.vector(&self.dt)?,
+            decay: to.vector(&self.decay)?,
+            direct: to.vector(&self.direct)?,
+            norm: to.vector(&self.norm)?,
             output: self.output.try_map(to)?,
         })
     }

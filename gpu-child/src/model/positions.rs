@@ -51,7 +51,7 @@ impl Positions {
         sliding_dim: usize,
     ) -> Result<Self, ModelError> {
         Ok(Self {
-            unrotated_every: keys.architecture.conventions().unrotated_every,
+            unrotated_every: unrotated_every(keys)?,
             temperature: temperature(keys, context_length)?,
             window: window(keys, windows, rope, sliding_dim)?,
         })
@@ -86,6 +86,18 @@ impl Temperature {
         let stretch = (contexts as f64 + 1.0).ln() * f64::from(self.scale);
         (stretch + 1.0) as f32
     }
+}
+
+const FINETUNED: &str = "rope.scaling.finetuned";
+
+/// Granite's files have a key about the training of a rotation, and llama.cpp rotates no layer if it is false.
+fn unrotated_every(keys: &Keys<'_, '_>) -> Result<Option<usize>, ModelError> {
+    let conventions = keys.architecture.conventions();
+    let is_trained = keys.header.bool(&keys.key(FINETUNED))?;
+    if conventions.may_not_rotate && is_trained == Some(false) {
+        return Ok(Some(1));
+    }
+    Ok(conventions.unrotated_every)
 }
 
 fn temperature(

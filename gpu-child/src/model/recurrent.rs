@@ -8,6 +8,7 @@ use super::delta_net::{self, DeltaNetConfig};
 use super::error::ModelError;
 use super::gguf::Value;
 use super::heads;
+use super::mamba::{self, MambaConfig};
 use super::short_conv::{self, ShortConvConfig};
 
 /// A list of flags, by layer, in place of [`EVERY`].
@@ -15,17 +16,18 @@ const LAYERS: &str = "attention.recurrent_layers";
 const WINDOW: &str = "attention.sliding_window";
 const EVERY: &str = "full_attention_interval";
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct RecurrentLayers {
     pub recurrence: Recurrence,
     /// Of each layer, whether it has the recurrence; the others have attention.
     pub layers: Vec<bool>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Recurrence {
     DeltaNet(DeltaNetConfig),
     ShortConv(ShortConvConfig),
+    Mamba(MambaConfig),
 }
 
 impl RecurrentLayers {
@@ -48,7 +50,7 @@ impl RecurrentLayers {
     pub fn delta_net(&self) -> Option<&DeltaNetConfig> {
         match &self.recurrence {
             Recurrence::DeltaNet(net) => Some(net),
-            Recurrence::ShortConv(_) => None,
+            Recurrence::ShortConv(_) | Recurrence::Mamba(_) => None,
         }
     }
 
@@ -56,7 +58,15 @@ impl RecurrentLayers {
     pub fn short_conv(&self) -> Option<&ShortConvConfig> {
         match &self.recurrence {
             Recurrence::ShortConv(conv) => Some(conv),
-            Recurrence::DeltaNet(_) => None,
+            Recurrence::DeltaNet(_) | Recurrence::Mamba(_) => None,
+        }
+    }
+
+    #[must_use]
+    pub fn mamba(&self) -> Option<&MambaConfig> {
+        match &self.recurrence {
+            Recurrence::Mamba(mamba) => Some(mamba),
+            Recurrence::DeltaNet(_) | Recurrence::ShortConv(_) => None,
         }
     }
 }
@@ -65,14 +75,14 @@ fn all_but_every(every: usize, n_layers: usize) -> impl Iterator<Item = bool> {
     (1..=n_layers).map(move |layer| !layer.is_multiple_of(every))
 }
 
-/// Recurrent layers of a file; `None` if it has none.
+/// Recurrent layers of a file; `None` if it has none. `eps`: the file's epsilon of norms.
 ///
 /// # Errors
 /// If a key is missing or invalid, or requires an unsupported feature.
 pub(super) fn read(
     keys: &Keys<'_, '_>,
-    n_embd: usize,
-    n_layers: usize,
+    (n_embd, n_layers): (usize, usize),
+    eps: f32,
 ) -> Result<Option<RecurrentLayers>, ModelError> {
     let Conventions { recurrence, .. } = keys.architecture.conventions();
     let (key, layers, recurrence) = match recurrence {
@@ -93,6 +103,15 @@ pub(super) fn read(
             }
             let conv = short_conv::read(keys, n_embd)?;
             (heads::KV_COUNT, layers, Recurrence::ShortConv(conv))
+        }
+        OfArchitecture::Mamba => {
+            let layers = without_kv_heads(keys, n_layers)?;
+            if !layers.contains(&true) {
+                let feature = "no state-space layers in front of or behind attention";
+                return Err(ModelError::unsupported(keys.key(heads::KV_COUNT), feature));
+            }
+            let mamba = mamba::read(keys, eps)?;
+            (heads::KV_COUNT, layers, Recurrence::Mamba(mamba))
         }
     };
     if !layers.contains(&false) {

@@ -1,7 +1,7 @@
 //! Complete GGUF files with two small layers of pseudo-random weights, one for each architecture: for tests and tools
 //! that need a model but no meaningful output.
 
-use super::architecture::{Architecture, QkNorms};
+use super::architecture::{Architecture, QkNorms, Recurrence};
 use super::gguf_builder::{GgufBuilder, Meta};
 
 /// Number of layers in most architectures.
@@ -32,6 +32,20 @@ pub const ATTENTION_EVERY: u32 = 2;
 /// Positions that a short convolution sees. All layers have one but the third of four.
 pub const CONV_KERNEL: u64 = 3;
 pub const CONV_LAYERS: [bool; 4] = [true, true, false, true];
+/// Of a state-space layer: heads in groups, their size, that of their state, and the positions that its convolution sees. The
+/// layers are those with a short convolution in other models.
+pub const MAMBA_HEADS: u64 = 8;
+pub const MAMBA_GROUPS: u64 = 2;
+pub const MAMBA_DIM: u64 = 16;
+pub const MAMBA_STATE: u64 = 32;
+pub const MAMBA_KERNEL: u64 = 4;
+/// Factors of Granite: of embeddings, of outputs of blocks, of attention scores, and divisor of logits.
+pub const GRANITE_SCALES: [(&str, f32); 4] = [
+    ("embedding_scale", 12.0),
+    ("residual_scale", 0.25),
+    ("attention.scale", 0.0625),
+    ("logit_scale", 3.0),
+];
 /// Heads of keys and values in layers of Gemma 4 with full attention, and their size. Those with a window have as many as
 /// there are heads of queries.
 pub const WHOLE_KV_HEADS: u64 = 1;
@@ -130,6 +144,12 @@ pub fn tiny_gemma4_e2b() -> GgufBuilder {
     file
 }
 
+/// Variant of [`tiny_model`] for the architecture `granitehybrid`, with experts and one that is shared.
+#[must_use]
+pub fn tiny_granite_with_experts() -> GgufBuilder {
+    model(Architecture::GraniteHybrid, Some(N_FF))
+}
+
 /// Enough layers to include every kind of layer.
 fn n_layers(architecture: Architecture) -> u32 {
     match architecture {
@@ -137,7 +157,9 @@ fn n_layers(architecture: Architecture) -> u32 {
         | Architecture::Qwen35
         | Architecture::Qwen35Moe
         | Architecture::Qwen3Next => 4,
-        Architecture::Lfm2 | Architecture::Lfm2Moe => CONV_LAYERS.len() as u32,
+        Architecture::Lfm2 | Architecture::Lfm2Moe | Architecture::GraniteHybrid => {
+            CONV_LAYERS.len() as u32
+        }
         Architecture::Gemma3 => 7,
         Architecture::Gemma4 => 2 * WHOLE_EVERY,
         _ => N_LAYERS,
@@ -146,8 +168,7 @@ fn n_layers(architecture: Architecture) -> u32 {
 
 fn model(architecture: Architecture, experts: Option<u64>) -> GgufBuilder {
     use Architecture::{
-        Ernie45Moe, Gemma3, Gemma4, Glm4Moe, GptOss, Lfm2, Lfm2Moe, Phi3, Qwen2, Qwen2Moe,
-        Qwen3Next, Qwen35, Qwen35Moe, SeedOss,
+        Ernie45Moe, Gemma3, Gemma4, Glm4Moe, GptOss, Lfm2Moe, Phi3, Qwen2, Qwen2Moe, SeedOss,
     };
     let mut random = Random(0x5eed);
     let mut file = metadata(architecture);
@@ -157,14 +178,7 @@ fn model(architecture: Architecture, experts: Option<u64>) -> GgufBuilder {
     if architecture == Gemma4 {
         file = gemma4_metadata(file);
     }
-    let has_delta_nets = matches!(architecture, Qwen35 | Qwen35Moe | Qwen3Next);
-    if has_delta_nets {
-        file = delta_net_metadata(file, architecture);
-    }
-    let has_convs = matches!(architecture, Lfm2 | Lfm2Moe);
-    if has_convs {
-        file = short_conv_metadata(file, architecture);
-    }
+    file = recurrent_metadata(file, architecture);
     if let Some(n_ff) = experts {
         file = expert_metadata(file, architecture, n_ff);
     }
@@ -177,12 +191,9 @@ fn model(architecture: Architecture, experts: Option<u64>) -> GgufBuilder {
         let begins_dense = matches!(architecture, Ernie45Moe | Glm4Moe | Lfm2Moe);
         let experts = experts.filter(|_| !begins_dense || layer > 0);
         file = random.norm(file, &name("attn_norm.weight"), N_EMBD);
-        let is_delta_net = has_delta_nets && !(layer + 1).is_multiple_of(ATTENTION_EVERY);
-        let is_conv = has_convs && CONV_LAYERS[layer as usize];
-        if is_delta_net {
-            file = random.delta_net(file, &name, architecture);
-        } else if is_conv {
-            file = random.short_conv(file, &name);
+        let is_recurrent = is_recurrent(architecture, layer);
+        if is_recurrent {
+            file = random.recurrent(file, &name, architecture);
         } else {
             file = random.projections(file, &name, architecture, heads);
         }
@@ -195,7 +206,7 @@ fn model(architecture: Architecture, experts: Option<u64>) -> GgufBuilder {
             file = random.vector(file, &name("attn_k.bias"), heads.keys);
             file = random.vector(file, &name("attn_v.bias"), heads.keys);
         }
-        if !(is_delta_net || is_conv) {
+        if !is_recurrent {
             file = random.qk_norms(file, &name, architecture, heads);
             file = random.matrix(file, &name("attn_output.weight"), N_EMBD, heads.queries);
         }
@@ -291,6 +302,24 @@ fn gemma4_metadata(file: GgufBuilder) -> GgufBuilder {
         .tensor_f32("rope_freqs.weight", &[pairs], &factors)
 }
 
+/// The layer has a recurrent state in place of attention.
+fn is_recurrent(architecture: Architecture, layer: u32) -> bool {
+    match architecture.conventions().recurrence {
+        Recurrence::None => false,
+        Recurrence::DeltaNet(_) => !(layer + 1).is_multiple_of(ATTENTION_EVERY),
+        Recurrence::ShortConv | Recurrence::Mamba => CONV_LAYERS[layer as usize],
+    }
+}
+
+fn recurrent_metadata(file: GgufBuilder, architecture: Architecture) -> GgufBuilder {
+    match architecture.conventions().recurrence {
+        Recurrence::None => file,
+        Recurrence::DeltaNet(_) => delta_net_metadata(file, architecture),
+        Recurrence::ShortConv => short_conv_metadata(file, architecture),
+        Recurrence::Mamba => granite_metadata(file),
+    }
+}
+
 fn delta_net_metadata(file: GgufBuilder, architecture: Architecture) -> GgufBuilder {
     let key = |name: &str| format!("{}.{name}", architecture.name());
     file.meta(&key("full_attention_interval"), ATTENTION_EVERY)
@@ -303,12 +332,32 @@ fn delta_net_metadata(file: GgufBuilder, architecture: Architecture) -> GgufBuil
 
 fn short_conv_metadata(file: GgufBuilder, architecture: Architecture) -> GgufBuilder {
     let key = |name: &str| format!("{}.{name}", architecture.name());
-    let kv_heads = CONV_LAYERS.map(|is_conv| if is_conv { 0 } else { N_KV_HEADS as i32 });
     file.meta(&key("shortconv.l_cache"), CONV_KERNEL as u32)
-        .meta(
-            &key("attention.head_count_kv"),
-            Meta::I32s(kv_heads.to_vec()),
-        )
+        .meta(&key("attention.head_count_kv"), kv_heads_but_in_convs())
+}
+
+/// Heads of keys and values of layers, of which most have none.
+fn kv_heads_but_in_convs() -> Meta {
+    let kv_heads = CONV_LAYERS.map(|is_conv| if is_conv { 0 } else { N_KV_HEADS as i32 });
+    Meta::I32s(kv_heads.to_vec())
+}
+
+fn granite_metadata(mut file: GgufBuilder) -> GgufBuilder {
+    let key = |name: &str| format!("granitehybrid.{name}");
+    for (name, scale) in GRANITE_SCALES {
+        file = file.meta(&key(name), scale);
+    }
+    for (name, value) in [
+        ("ssm.conv_kernel", MAMBA_KERNEL),
+        ("ssm.inner_size", MAMBA_HEADS * MAMBA_DIM),
+        ("ssm.state_size", MAMBA_STATE),
+        ("ssm.time_step_rank", MAMBA_HEADS),
+        ("ssm.group_count", MAMBA_GROUPS),
+    ] {
+        file = file.meta(&key(name), value as u32);
+    }
+    file.meta(&key("rope.scaling.finetuned"), false)
+        .meta(&key("attention.head_count_kv"), kv_heads_but_in_convs())
 }
 
 fn expert_metadata(file: GgufBuilder, architecture: Architecture, n_ff: u64) -> GgufBuilder {
@@ -342,6 +391,7 @@ fn expert_metadata(file: GgufBuilder, architecture: Architecture, n_ff: u64) -> 
             .meta(&length, n_ff as u32)
             .meta(&key("expert_gating_func"), 2_u32)
             .meta(&key("leading_dense_block_count"), 1_u32),
+        Architecture::GraniteHybrid => file.meta(&shared, SHARED_FF as u32),
         Architecture::GptOss => file
             .meta(&length, n_ff as u32)
             .meta(&key("attention.sliding_window"), WINDOW),
@@ -436,6 +486,21 @@ impl Random {
         file
     }
 
+    /// A layer with a recurrent state.
+    fn recurrent(
+        &mut self,
+        file: GgufBuilder,
+        name: &dyn Fn(&str) -> String,
+        architecture: Architecture,
+    ) -> GgufBuilder {
+        match architecture.conventions().recurrence {
+            Recurrence::None => file,
+            Recurrence::DeltaNet(_) => self.delta_net(file, name, architecture),
+            Recurrence::ShortConv => self.short_conv(file, name),
+            Recurrence::Mamba => self.mamba(file, name),
+        }
+    }
+
     fn delta_net(
         &mut self,
         mut file: GgufBuilder,
@@ -483,6 +548,28 @@ impl Random {
         file
     }
 
+    fn mamba(&mut self, mut file: GgufBuilder, name: &dyn Fn(&str) -> String) -> GgufBuilder {
+        let width = MAMBA_HEADS * MAMBA_DIM;
+        let channels = width + 2 * MAMBA_GROUPS * MAMBA_STATE;
+        for (tensor, rows, cols) in [
+            ("ssm_in.weight", width + channels + MAMBA_HEADS, N_EMBD),
+            ("ssm_out.weight", N_EMBD, width),
+            ("ssm_conv1d.weight", channels, MAMBA_KERNEL),
+            ("ssm_d", MAMBA_HEADS, 1),
+        ] {
+            file = self.matrix(file, &name(tensor), rows, cols);
+        }
+        file = self.vector(file, &name("ssm_conv1d.bias"), channels);
+        file = self.vector(file, &name("ssm_dt.bias"), MAMBA_HEADS);
+        let decay = self.values(MAMBA_HEADS, 2.0).into_iter();
+        let decay: Vec<f32> = decay.map(|value| -value.abs()).collect();
+        file = file.tensor_f32(&name("ssm_a"), &[1, MAMBA_HEADS], &decay);
+        let norm = self.values(width, 0.2).into_iter();
+        let norm: Vec<f32> = norm.map(|value| 1.0 + value).collect();
+        let of_group = width / MAMBA_GROUPS;
+        file.tensor_f32(&name("ssm_norm.weight"), &[of_group, MAMBA_GROUPS], &norm)
+    }
+
     fn qk_norms(
         &mut self,
         file: GgufBuilder,
@@ -508,7 +595,7 @@ impl Random {
         n_ff: u64,
     ) -> GgufBuilder {
         use Architecture::{
-            Ernie45Moe, Glm4Moe, Lfm2Moe, MiniMaxM2, Qwen2Moe, Qwen3Next, Qwen35Moe,
+            Ernie45Moe, Glm4Moe, GraniteHybrid, Lfm2Moe, MiniMaxM2, Qwen2Moe, Qwen3Next, Qwen35Moe,
         };
         file = self.experts(file, name, n_ff);
         if matches!(architecture, Ernie45Moe | Glm4Moe | MiniMaxM2 | Lfm2Moe) {
@@ -516,7 +603,7 @@ impl Random {
         }
         match architecture {
             Qwen2Moe | Qwen35Moe | Qwen3Next => self.gated_shared_expert(file, name),
-            Ernie45Moe => self.shared_expert(file, name, SHARED_FF),
+            Ernie45Moe | GraniteHybrid => self.shared_expert(file, name, SHARED_FF),
             Glm4Moe => self.shared_expert(file, name, SHARED_EXPERTS * EXPERT_FF),
             _ => file,
         }

@@ -12,8 +12,9 @@ use super::gguf::{Header, TensorView};
 use super::heads::Heads;
 use super::layer::{
     Attention, DeltaNet, DenseBeside, Experts, FeedForward, GatedUnit, KvOrigin, Layer, LayerInput,
-    LayerInputs, Linear, Mixer, ModelWeights, SharedExpert, ShortConv,
+    LayerInputs, Linear, Mamba, Mixer, ModelWeights, SharedExpert, ShortConv,
 };
+use super::mamba::MambaConfig;
 use super::recurrent::Recurrence;
 use super::short_conv::ShortConvConfig;
 use super::{experts, rerank, rope};
@@ -30,6 +31,7 @@ pub type FileLinear<'a> = Linear<TensorView<'a>, TensorView<'a>>;
 type FileAttention<'a> = Attention<TensorView<'a>, TensorView<'a>>;
 type FileDeltaNet<'a> = DeltaNet<TensorView<'a>, TensorView<'a>>;
 type FileShortConv<'a> = ShortConv<TensorView<'a>, TensorView<'a>>;
+type FileMamba<'a> = Mamba<TensorView<'a>, TensorView<'a>>;
 type FileMixer<'a> = Mixer<TensorView<'a>, TensorView<'a>>;
 type FileExperts<'a> = Experts<TensorView<'a>, TensorView<'a>>;
 type FileDenseBeside<'a> = DenseBeside<TensorView<'a>, TensorView<'a>>;
@@ -126,6 +128,7 @@ impl<'a> LayerReader<'_, '_, 'a> {
             Some(recurrent) => match &recurrent.recurrence {
                 Recurrence::DeltaNet(net) => Mixer::DeltaNet(self.delta_net(net)?),
                 Recurrence::ShortConv(conv) => Mixer::ShortConv(self.short_conv(conv)?),
+                Recurrence::Mamba(mamba) => Mixer::Mamba(self.mamba(mamba)?),
             },
         })
     }
@@ -171,7 +174,7 @@ impl<'a> LayerReader<'_, '_, 'a> {
             gate: self.linear("attn_gate", net.v_width(), n_embd)?,
             beta,
             alpha,
-            conv: self.convolution("ssm_conv1d.weight", net.kernel, net.channels())?,
+            conv: self.table("ssm_conv1d.weight", net.kernel, net.channels())?,
             dt: self.vector("ssm_dt.bias", v_heads)?,
             decay: self.vector("ssm_a", v_heads)?,
             norm: self.vector("ssm_norm.weight", net.head_dim)?,
@@ -183,19 +186,35 @@ impl<'a> LayerReader<'_, '_, 'a> {
         let (n_embd, width) = (self.config.n_embd, conv.width);
         Ok(ShortConv {
             input: self.linear("shortconv.in_proj", conv.projected_width(), n_embd)?,
-            conv: self.convolution("shortconv.conv.weight", conv.kernel, width)?,
+            conv: self.table("shortconv.conv.weight", conv.kernel, width)?,
             output: self.linear("shortconv.out_proj", n_embd, width)?,
         })
     }
 
-    fn convolution(
+    fn mamba(&mut self, mamba: &MambaConfig) -> Result<FileMamba<'a>, ModelError> {
+        let (n_embd, width) = (self.config.n_embd, mamba.width());
+        let (channels, heads, groups) = (mamba.channels(), mamba.heads, mamba.groups);
+        Ok(Mamba {
+            input: self.linear("ssm_in", mamba.projected_width(), n_embd)?,
+            conv: self.table("ssm_conv1d.weight", mamba.kernel, channels)?,
+            conv_bias: self.optional_vector("ssm_conv1d.bias", channels)?,
+            dt: self.vector("ssm_dt.bias", heads)?,
+            decay: self.table("ssm_a", 1, heads)?,
+            direct: self.table("ssm_d", 1, heads)?,
+            norm: self.table("ssm_norm.weight", width / groups, groups)?,
+            output: self.linear("ssm_out", n_embd, width)?,
+        })
+    }
+
+    /// Rows of F32 values.
+    fn table(
         &mut self,
         tensor: &str,
-        kernel: usize,
-        channels: usize,
+        cols: usize,
+        rows: usize,
     ) -> Result<TensorView<'a>, ModelError> {
         let name = self.name(tensor);
-        let found = self.tensors.optional_f32(&name, [kernel, channels, 1, 1])?;
+        let found = self.tensors.optional_f32(&name, [cols, rows, 1, 1])?;
         found.ok_or(ModelError::MissingTensor(name))
     }
 

@@ -5,7 +5,7 @@ use crate::support::forward::forward;
 use crate::support::{
     Model, alone, config, config_like_gemma4, config_like_gemma4_e2b,
     config_like_gemma4_with_experts, config_like_glm, config_of_delta_nets, config_of_experts,
-    config_of_gpt_oss, config_of_short_convs, config_of_short_convs_and_experts,
+    config_of_gpt_oss, config_of_mamba, config_of_short_convs, config_of_short_convs_and_experts,
     config_with_joint_norms, config_with_temperature, config_with_windows,
     config_without_rotations, delta_nets, tokens,
 };
@@ -114,6 +114,12 @@ fn delta_nets_and_gated_attention_agree_with_the_references() {
         };
         agrees(config, &format!("{order:?}"));
     }
+}
+
+/// Same tolerance as above.
+#[test]
+fn state_spaces_agree_with_the_references() {
+    agrees(config_of_mamba(), "state spaces");
 }
 
 /// Same tolerance as above.

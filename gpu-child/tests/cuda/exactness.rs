@@ -6,13 +6,13 @@ use crate::support::{
     MIXED, MIXED_SMALL, Model, Seen, Share, Types, Watch, alone, config, config_like_gemma,
     config_like_gemma4, config_like_gemma4_e2b, config_like_gemma4_with_experts,
     config_of_delta_nets, config_of_delta_nets_and_experts, config_of_gpt_oss,
-    config_of_large_delta_nets, config_of_short_convs, config_with_temperature,
+    config_of_large_delta_nets, config_of_mamba, config_of_short_convs, config_with_temperature,
     config_with_windows, config_without_rotations, page_table, pages, step, step_with_tables,
     tokens,
 };
 use crate::{load, load_with, options};
 use worker_orcd_gpu::device::Executor;
-use worker_orcd_gpu::model::{ModelConfig, Recurrence, ShortConvConfig};
+use worker_orcd_gpu::model::{MambaConfig, ModelConfig, Recurrence, ShortConvConfig};
 use worker_orcd_ipc::TokenId;
 use worker_orcd_kernels::TensorType;
 use worker_orcd_kernels::reference::rope::Rope;
@@ -121,6 +121,7 @@ fn models() -> Vec<Model> {
         of(&with_sinks(256, 40), [TensorType::Q8_0; 9]),
         of(&config_of_delta_nets(), MIXED),
         of(&config_of_short_convs(), MIXED),
+        of(&config_of_mamba(), MIXED_SMALL),
         Model::like_gemma4(config_like_gemma4(), MIXED),
         Model::like_gemma4(config_like_gemma4_with_experts(), MIXED),
         Model::like_gemma4(config_like_gemma4_e2b(), MIXED),
@@ -352,7 +353,7 @@ fn a_state_keeps_the_law_from_block_to_block() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn rejected_drafts_leave_no_trace_in_a_state() {
-    for model in [small_delta_nets(), small_short_convs()] {
+    for model in [small_delta_nets(), small_short_convs(), small_mamba()] {
         laws::drafts_do_not_change_a_bit(&mut load(&model), &model.config);
     }
 }
@@ -374,6 +375,34 @@ fn small_short_convs() -> Model {
         ..large
     };
     Model::random(config, [TensorType::F16; 9])
+}
+
+/// Small, for an interpreter of the kernels.
+fn small_mamba() -> Model {
+    let large = config_of_mamba();
+    let mut recurrent = large.recurrent.clone().expect("recurrent layers");
+    recurrent.recurrence = Recurrence::Mamba(MambaConfig {
+        state: 32,
+        head_dim: 16,
+        heads: 4,
+        ..*large.mamba().expect("state spaces")
+    });
+    let config = ModelConfig {
+        n_embd: 64,
+        n_ff: 64,
+        n_heads: 2,
+        n_kv_heads: 1,
+        recurrent: Some(recurrent),
+        ..large
+    };
+    Model::random(config, [TensorType::F16; 9])
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn a_state_space_keeps_the_law_from_block_to_block() {
+    let model = small_mamba();
+    states_keep_the_law(&model, &tokens(70, 1), &[2, 33, 70], &[31, 1, 34]);
 }
 
 #[test]
@@ -412,6 +441,7 @@ fn pages_behind_windows_do_not_change_a_bit() {
         config_of_delta_nets(),
         config_of_large_delta_nets(),
         config_of_short_convs(),
+        config_of_mamba(),
     ];
     let models = models.map(|config| Model::random(config, [TensorType::F16; 9]));
     for model in models
@@ -447,6 +477,7 @@ fn recorded_drafts_do_not_change_a_bit() {
         of(&config_of_delta_nets(), MIXED),
         of(&config_of_delta_nets_and_experts(), MIXED),
         of(&config_of_short_convs(), MIXED),
+        of(&config_of_mamba(), MIXED),
     ] {
         let executor = &mut load(&model);
         laws::repeated_drafts_do_not_change_a_bit(executor, &model.config);

@@ -8,11 +8,14 @@
 use crate::load;
 use crate::support::forward::forward;
 use crate::support::{
-    Model, alone, config, config_of_delta_nets, config_of_large_delta_nets, config_of_short_convs,
-    config_with_temperature, config_with_windows, config_without_rotations, delta_nets, tokens,
+    Model, alone, config, config_of_delta_nets, config_of_large_delta_nets, config_of_mamba,
+    config_of_short_convs, config_with_temperature, config_with_windows, config_without_rotations,
+    delta_nets, tokens,
 };
 use worker_orcd_gpu::device::Executor;
-use worker_orcd_gpu::model::{DeltaNetConfig, ModelConfig, Recurrence, ShortConvConfig};
+use worker_orcd_gpu::model::{
+    DeltaNetConfig, MambaConfig, ModelConfig, Recurrence, ShortConvConfig,
+};
 use worker_orcd_kernels::reference::delta_net::HeadOrder;
 use worker_orcd_kernels::reference::rope::RopePairs;
 use worker_orcd_kernels::{TensorType, compare};
@@ -115,6 +118,33 @@ fn delta_nets_and_gated_attention_agree_with_the_references() {
         let net = *small.delta_net().expect("delta nets");
         let config = ModelConfig {
             recurrent: Some(delta_nets(DeltaNetConfig { order, ..net })),
+            ..small
+        };
+        assert_close(config, [TensorType::F16; 9], 70, 33);
+    }
+}
+
+/// From the first block of a state to the third, with states of each size.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn state_spaces_agree_with_the_references() {
+    for (state, head_dim, heads, groups) in [
+        (64, 40, 12, 2),
+        (128, 64, 4, 1),
+        (32, 16, 8, 8),
+        (256, 32, 2, 1),
+    ] {
+        let small = config_of_mamba();
+        let mut recurrent = small.recurrent.clone().expect("recurrent layers");
+        recurrent.recurrence = Recurrence::Mamba(MambaConfig {
+            state,
+            head_dim,
+            heads,
+            groups,
+            ..*small.mamba().expect("state spaces")
+        });
+        let config = ModelConfig {
+            recurrent: Some(recurrent),
             ..small
         };
         assert_close(config, [TensorType::F16; 9], 70, 33);

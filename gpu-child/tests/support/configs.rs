@@ -1,8 +1,8 @@
 //! Small configurations, each with the features of one family of models.
 
 use worker_orcd_gpu::model::{
-    Architecture, DeltaNetConfig, ExpertsConfig, Heads, ModelConfig, Positions, Recurrence,
-    RecurrentLayers, ShortConvConfig, Temperature, Window,
+    Architecture, DeltaNetConfig, ExpertsConfig, Heads, MambaConfig, ModelConfig, Positions,
+    Recurrence, RecurrentLayers, ShortConvConfig, Temperature, Window,
 };
 use worker_orcd_kernels::reference::delta_net::HeadOrder;
 use worker_orcd_kernels::reference::rope::{Rope, RopePairs};
@@ -49,6 +49,7 @@ pub fn config(window: Option<usize>) -> ModelConfig {
         recurrent: None,
         sliding_heads: None,
         normalizes_values: false,
+        logit_scale: 1.0,
         logit_cap: None,
         shared_kv_layers: 0,
         layer_input: None,
@@ -89,6 +90,33 @@ pub fn config_of_short_convs() -> ModelConfig {
             recurrence: Recurrence::ShortConv(conv),
             layers: vec![true, true, false, true],
         }),
+        ..config(None)
+    }
+}
+
+/// Like Granite 4.0: state-space layers in the first and the last of three layers, of two heads a unit and three units a group, and
+/// factors of embeddings and scores.
+pub fn config_of_mamba() -> ModelConfig {
+    let mamba = MambaConfig {
+        kernel: 4,
+        state: 32,
+        head_dim: 24,
+        heads: 12,
+        groups: 2,
+        eps: 1e-5,
+    };
+    ModelConfig {
+        n_layers: 3,
+        recurrent: Some(RecurrentLayers {
+            recurrence: Recurrence::Mamba(mamba),
+            layers: vec![true, false, true],
+        }),
+        embedding_scale: 3.0,
+        attention_scale: 0.1,
+        positions: Positions {
+            unrotated_every: Some(1),
+            ..Positions::default()
+        },
         ..config(None)
     }
 }

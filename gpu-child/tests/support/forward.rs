@@ -3,7 +3,8 @@
 
 use worker_orcd_gpu::model::{
     Attention, DeltaNet, DeltaNetConfig, DenseBeside, Experts, FeedForward, FileLinear,
-    FileWeights, GatedUnit, Layer, LayerInputs, Linear, Mixer, ModelConfig, ShortConv, TensorView,
+    FileWeights, GatedUnit, Layer, LayerInputs, Linear, Mamba, MambaConfig, Mixer, ModelConfig,
+    ShortConv, TensorView,
 };
 use worker_orcd_ipc::TokenId;
 use worker_orcd_kernels::dequantize_row;
@@ -12,6 +13,7 @@ use worker_orcd_kernels::reference::delta_net::{
     DeltaRow, causal_conv, delta_step, l2_norm, log_decay,
 };
 use worker_orcd_kernels::reference::glu::glu;
+use worker_orcd_kernels::reference::mamba::{ScanRow, biased_conv, scan_step, softplus};
 use worker_orcd_kernels::reference::matmul::matmul;
 use worker_orcd_kernels::reference::rmsnorm::rmsnorm;
 use worker_orcd_kernels::reference::rope::rope;
@@ -121,6 +123,7 @@ enum Mix<'a> {
     Attention(AttentionRows<'a>),
     DeltaNet(DeltaNetRows<'a>),
     ShortConv(ShortConvRows<'a>),
+    Mamba(MambaRows<'a>),
 }
 
 struct AttentionRows<'a> {
@@ -152,6 +155,14 @@ struct ShortConvRows<'a> {
     rows: Vec<Vec<f32>>,
 }
 
+struct MambaRows<'a> {
+    config: &'a MambaConfig,
+    of_layer: &'a Mamba<TensorView<'a>, TensorView<'a>>,
+    /// Inputs of the convolution, position by position.
+    rows: Vec<Vec<f32>>,
+    states: Vec<Vec<f64>>,
+}
+
 impl<'a> Mix<'a> {
     /// `kept`: keys and values of the layers in front of it.
     fn of(
@@ -180,6 +191,15 @@ impl<'a> Mix<'a> {
                     states: vec![vec![0.0; net.head_dim * net.head_dim]; net.v_heads],
                 })
             }
+            Mixer::Mamba(of_layer) => {
+                let config = config.mamba().expect("state spaces");
+                Self::Mamba(MambaRows {
+                    config,
+                    of_layer,
+                    rows: Vec::new(),
+                    states: vec![vec![0.0; config.state * config.head_dim]; config.heads],
+                })
+            }
             Mixer::ShortConv(of_layer) => Self::ShortConv(ShortConvRows {
                 of_layer,
                 rows: Vec::new(),
@@ -191,7 +211,7 @@ impl<'a> Mix<'a> {
     fn kept(self) -> KeptRows {
         match self {
             Self::Attention(rows) => (rows.keys, rows.values),
-            Self::DeltaNet(_) | Self::ShortConv(_) => (Vec::new(), Vec::new()),
+            Self::DeltaNet(_) | Self::ShortConv(_) | Self::Mamba(_) => (Vec::new(), Vec::new()),
         }
     }
 
@@ -201,6 +221,7 @@ impl<'a> Mix<'a> {
             Self::Attention(rows) => rows.next(input),
             Self::DeltaNet(rows) => rows.next(input),
             Self::ShortConv(rows) => rows.next(input),
+            Self::Mamba(rows) => rows.next(input),
         }
     }
 }
@@ -316,6 +337,57 @@ impl DeltaNetRows<'_> {
             let given = given.map(|(value, gate)| value * gate / (1.0 + (-gate).exp()));
             out.splice(head * dim..(head + 1) * dim, given);
         }
+        apply(&of_layer.output, &out)
+    }
+}
+
+impl MambaRows<'_> {
+    fn next(&mut self, input: &[f32]) -> Vec<f32> {
+        let (config, of_layer) = (self.config, self.of_layer);
+        let (width, dim, state) = (config.width(), config.head_dim, config.state);
+        let projected = apply(&of_layer.input, input);
+        let (gates, rest) = projected.split_at(width);
+        let (channels, steps) = rest.split_at(config.channels());
+        self.rows.push(channels.to_vec());
+        let conv = values(&of_layer.conv);
+        let bias = of_layer.conv_bias.as_ref().map(values);
+        let from = self.rows.len().saturating_sub(config.kernel);
+        let channel = |(channel, weights): (usize, &[f32])| {
+            let inputs: Vec<_> = self.rows[from..].iter().map(|row| row[channel]).collect();
+            let bias = bias.as_ref().map_or(0.0, |bias| bias[channel]);
+            biased_conv(&inputs, weights, bias)
+        };
+        let mixed = conv.chunks_exact(config.kernel).enumerate();
+        let mixed: Vec<f32> = mixed.map(channel).collect();
+        let vectors = [of_layer.dt, of_layer.decay, of_layer.direct];
+        let [dt, decay, direct] = vectors.each_ref().map(values);
+        let head = |(head, of_head): (usize, &mut Vec<f64>)| {
+            let group = head / (config.heads / config.groups);
+            let part = |at: usize| &mixed[width + at * state..][..state];
+            let row = ScanRow {
+                b: part(group),
+                c: part(config.groups + group),
+                x: &mixed[head * dim..][..dim],
+                dt: softplus(steps[head] + dt[head]),
+                a: decay[head],
+                d: direct[head],
+            };
+            scan_step(of_head, &row)
+        };
+        let given: Vec<f64> = self.states.iter_mut().enumerate().flat_map(head).collect();
+        let gated = given.iter().zip(gates).map(|(value, &gate)| {
+            let gate = f64::from(gate);
+            (value * gate / (1.0 + (-gate).exp())) as f32
+        });
+        let gated: Vec<f32> = gated.collect();
+        let norm = values(&of_layer.norm);
+        let of_group = width / config.groups;
+        let groups = gated
+            .chunks_exact(of_group)
+            .zip(norm.chunks_exact(of_group));
+        let out: Vec<f32> = groups
+            .flat_map(|(gated, norm)| rmsnorm(gated, norm, config.eps))
+            .collect();
         apply(&of_layer.output, &out)
     }
 }

@@ -190,12 +190,14 @@ impl Model {
         model.push_more();
         model.push_delta_nets(types);
         model.push_short_convs(types);
+        model.push_mamba(types);
         model.push_gemma4();
         model.push_choice_biases();
         model.push_layer_inputs(types);
         model.fill();
         match model.config.delta_net().copied() {
             Some(net) => model.with_decays().with_joint_strengths(net),
+            None if model.config.mamba().is_some() => model.with_decays(),
             None => model,
         }
     }

@@ -2,7 +2,7 @@
 
 use super::{Model, Types};
 use worker_orcd_gpu::model::{
-    DeltaNet, DeltaNetConfig, Linear, Mixer, Recurrence, ShortConv, TensorView,
+    DeltaNet, DeltaNetConfig, Linear, Mamba, Mixer, Recurrence, ShortConv, TensorView,
 };
 use worker_orcd_kernels::TensorType;
 use worker_orcd_kernels::reference::delta_net::HeadOrder;
@@ -11,6 +11,8 @@ use worker_orcd_kernels::reference::delta_net::HeadOrder;
 const DELTA_NET: usize = 9;
 /// Tensors of a layer's short convolution, after all others.
 const SHORT_CONV: usize = 3;
+/// Tensors of a state-space layer, after all others.
+const MAMBA: usize = 8;
 
 impl Model {
     /// The mixer of a layer with a recurrent state.
@@ -20,6 +22,7 @@ impl Model {
         Some(match recurrent.recurrence {
             Recurrence::DeltaNet(_) => Mixer::DeltaNet(self.delta_net(layer)),
             Recurrence::ShortConv(_) => Mixer::ShortConv(self.short_conv(layer)),
+            Recurrence::Mamba(_) => Mixer::Mamba(self.mamba(layer)),
         })
     }
 
@@ -64,6 +67,51 @@ impl Model {
         }
     }
 
+    /// Tensors of each state-space layer, also of layers with attention.
+    pub(super) fn push_mamba(&mut self, types: Types) {
+        let Some(mamba) = self.config.mamba().copied() else {
+            return;
+        };
+        let n_embd = self.config.n_embd;
+        for _ in 0..self.config.n_layers {
+            for (ty, rows, cols, magnitude) in [
+                (types[0], mamba.projected_width(), n_embd, 0.3),
+                (types[6], n_embd, mamba.width(), 0.3),
+                (TensorType::F32, mamba.channels(), mamba.kernel, 1.0),
+                (TensorType::F32, 1, mamba.channels(), 0.5),
+                (TensorType::F32, 1, mamba.heads, 1.0),
+                // Its negative absolute value counts: a decay.
+                (TensorType::F32, mamba.heads, 1, 0.5),
+                (TensorType::F32, mamba.heads, 1, 1.0),
+                (
+                    TensorType::F32,
+                    mamba.groups,
+                    mamba.width() / mamba.groups,
+                    1.0,
+                ),
+            ] {
+                self.push(ty, rows, cols, magnitude);
+            }
+        }
+    }
+
+    fn mamba(&self, layer: usize) -> Mamba<TensorView<'_>, TensorView<'_>> {
+        let all = self.config.n_layers * MAMBA;
+        let first = self.tensors.len() - all + layer * MAMBA;
+        let view = |index: usize| self.tensors[first + index].view();
+        let linear = |index: usize| self.tensors[first + index].linear();
+        Mamba {
+            input: linear(0),
+            output: linear(1),
+            conv: view(2),
+            conv_bias: Some(view(3)),
+            dt: view(4),
+            decay: view(5),
+            direct: view(6),
+            norm: view(7),
+        }
+    }
+
     fn short_conv(&self, layer: usize) -> ShortConv<TensorView<'_>, TensorView<'_>> {
         let experts = self.config.experts;
         // Biases of experts are behind them.
@@ -84,6 +132,7 @@ impl Model {
         recurrent.map_or(0, |recurrent| match recurrent.recurrence {
             Recurrence::DeltaNet(_) => DELTA_NET,
             Recurrence::ShortConv(_) => SHORT_CONV,
+            Recurrence::Mamba(_) => MAMBA,
         })
     }
 
@@ -110,12 +159,15 @@ impl Model {
         }
     }
 
-    /// Makes the decays of delta nets negative.
+    /// Makes the decays of delta nets or state spaces negative.
     pub(super) fn with_decays(mut self) -> Self {
-        let all = self.config.n_layers * DELTA_NET;
-        let first = self.tensors.len() - all;
-        for layer in self.tensors[first..].chunks_exact_mut(DELTA_NET) {
-            for value in layer[7].data.as_chunks_mut::<4>().0 {
+        let (each, decays) = match self.config.mamba() {
+            Some(_) => (MAMBA, 5),
+            None => (DELTA_NET, 7),
+        };
+        let first = self.tensors.len() - self.config.n_layers * each;
+        for layer in self.tensors[first..].chunks_exact_mut(each) {
+            for value in layer[decays].data.as_chunks_mut::<4>().0 {
                 *value = (-f32::from_ne_bytes(*value).abs()).to_ne_bytes();
             }
         }

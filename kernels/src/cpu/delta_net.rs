@@ -268,7 +268,7 @@ fn state_of<'a>(unit: &DeltaUnit, block: &'a [f32], head: usize) -> &'a [f32] {
 }
 
 #[inline(always)]
-fn add_scaled(to: &mut [f32], factor: f32, from: &[f32]) {
+pub(super) fn add_scaled(to: &mut [f32], factor: f32, from: &[f32]) {
     for (to, &from) in to.iter_mut().zip(from) {
         *to += factor * from;
     }
@@ -283,7 +283,7 @@ fn normalize(x: &mut [f32], eps: f32, scale: f32) {
 
 /// Eight running sums, added in order.
 #[inline(always)]
-fn dot(a: &[f32], b: &[f32]) -> f32 {
+pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut sums = [0f32; 8];
     for (a, b) in a.as_chunks::<8>().0.iter().zip(b.as_chunks::<8>().0) {
         for ((sum, a), b) in sums.iter_mut().zip(a).zip(b) {
@@ -295,7 +295,7 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
 
 /// `ln(1 + exp(x))`.
 #[inline(always)]
-fn softplus(x: f32) -> f32 {
+pub(super) fn softplus(x: f32) -> f32 {
     match x > 20.0 {
         true => x,
         false => f32::exp(x).ln_1p(),

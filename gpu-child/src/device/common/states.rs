@@ -1,11 +1,11 @@
 //! Pages of recurrent states.
 //!
-//! A layer with a recurrent state keeps, of each block of positions, the rows of the positions, and of a delta net the state at
-//! the end ([`worker_orcd_kernels::cpu::delta_net`]). The state of a [short convolution](worker_orcd_kernels::cpu::short_conv) is the
+//! A layer with a recurrent state keeps, of each block of positions, the rows of the positions, and of a delta net or a state-space
+//! layer the state at the end ([`worker_orcd_kernels::cpu::delta_net`], [`worker_orcd_kernels::cpu::mamba`]). The state of a [short convolution](worker_orcd_kernels::cpu::short_conv) is the
 //! last rows of a block. To compute a position, a layer reads its block and the block before. So a state is a sliding window of
 //! pages: of each block the pages of all such layers, until the next block is complete.
 //!
-//! A layer's part is cut into units, one for each head of keys or for some channels. A unit lies in one page, beside others as
+//! A layer's part is cut into units, one for each head of keys, or for some heads or channels. A unit lies in one page, beside others as
 //! long as there is room. Therefore pages are as large as those of attention, unless a unit is larger.
 
 use crate::device::SlidingGroups;
@@ -163,6 +163,11 @@ fn units_of(recurrent: &RecurrentLayers) -> (StateUnit, usize) {
             let unit = net.unit();
             let (row, state) = (unit.row(), unit.state());
             (StateUnit { row, state }, net.k_heads)
+        }
+        Recurrence::Mamba(mamba) => {
+            let unit = mamba.unit();
+            let (row, state) = (unit.row(), unit.state_floats());
+            (StateUnit { row, state }, mamba.units())
         }
         Recurrence::ShortConv(conv) => {
             let row = conv.unit().channels;

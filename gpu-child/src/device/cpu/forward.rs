@@ -9,7 +9,7 @@ use super::pool::Disjoint;
 use super::scratch::{Quantized, Scratch};
 use super::weights::{CpuWeights, GatedUnit, Layer, Linear, Vector};
 use super::{CpuExecutor, OpenStep};
-use super::{attention, delta_net, experts, head, layer_inputs, short_conv};
+use super::{attention, delta_net, experts, head, layer_inputs, mamba, short_conv};
 use crate::device::common::batch::{DrawingRow, drawing_rows, rows, watch};
 use crate::device::{Batch, Checkpoint, SampleWork, Tap};
 use crate::model::{FeedForward, Mixer, ModelConfig};
@@ -79,6 +79,9 @@ pub fn begin(executor: &mut CpuExecutor, batch: &Batch<'_>, tap: &mut dyn Tap) -
             }
             Mixer::ShortConv(conv) => {
                 short_conv::run(&forward, &plan, index, (layer, conv), kv, scratch);
+            }
+            Mixer::Mamba(of_layer) => {
+                mamba::run(&forward, &plan, index, (layer, of_layer), kv, scratch);
             }
         }
         forward.feed_forward(plan.rows.len(), layer, scratch);

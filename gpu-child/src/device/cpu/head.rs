@@ -152,6 +152,10 @@ fn logits(forward: &Forward<'_>, rows: &[DrawingRow], scratch: &mut Scratch) {
         logits,
         Epilogue::Store,
     );
+    let scale = forward.config.logit_scale;
+    if scale != 1.0 {
+        logits.iter_mut().for_each(|logit| *logit *= scale);
+    }
     if let Some(cap) = forward.config.logit_cap {
         cap_logits(forward, cap, logits);
     }

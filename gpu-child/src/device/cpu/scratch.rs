@@ -229,6 +229,7 @@ fn widths_of(recurrence: &Recurrence) -> (usize, usize) {
     match recurrence {
         Recurrence::DeltaNet(net) => (net.projected_width(), net.v_width()),
         Recurrence::ShortConv(conv) => (conv.projected_width(), conv.width),
+        Recurrence::Mamba(mamba) => (mamba.projected_width(), mamba.width()),
     }
 }
 

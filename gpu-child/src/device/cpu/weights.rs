@@ -25,6 +25,7 @@ pub type DenseBeside = model::DenseBeside<Matrix, Vector>;
 pub type Experts = model::Experts<Matrix, Vector>;
 pub type Attention = model::Attention<Matrix, Vector>;
 pub type DeltaNet = model::DeltaNet<Matrix, Vector>;
+pub type Mamba = model::Mamba<Matrix, Vector>;
 pub type ShortConv = model::ShortConv<Matrix, Vector>;
 pub type Layer = model::Layer<Matrix, Vector>;
 pub type LayerInput = model::LayerInput<Matrix, Vector>;

@@ -128,7 +128,7 @@ layout! {
         pub logits: DevicePtr<f32>,
         pub count: u64,
         pub cap: f32,
-        pub unused: i32,
+        pub scale: f32,
     }
 
     pub struct ArgmaxArgs in "argmax.cuh" {

@@ -266,15 +266,16 @@ pub fn logits(rank: &Rank, drawing: usize, first: usize, rows: usize) -> Result<
 
 /// Caps the logits of these rows, if the model has a cap.
 fn cap_logits(rank: &Rank, rows: usize) -> Result<(), Fault> {
-    let Some(cap) = rank.config.logit_cap else {
+    let (cap, scale) = (rank.config.logit_cap, rank.config.logit_scale);
+    if cap.is_none() && scale == 1.0 {
         return Ok(());
-    };
+    }
     let count = rows * rank.config.vocab_size;
     let arguments = SoftcapArgs {
         logits: rank.scratch.buffers.logits,
         count: count as u64,
-        cap,
-        unused: 0,
+        cap: cap.unwrap_or(0.0),
+        scale,
     };
     let blocks = count.div_ceil(SOFTCAP_THREADS as usize);
     let geometry = Geometry::line(blocks, SOFTCAP_THREADS);

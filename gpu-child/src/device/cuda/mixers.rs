@@ -1,4 +1,4 @@
-//! The mixers of a model's layers: attention, gated delta nets, and short convolutions.
+//! The mixers of a model's layers: attention, gated delta nets, short convolutions, and state-space layers.
 //!
 //! The module of a mixer owns everything of it: kernels and their arguments, buffers, what it prepares of a step, bounds of
 //! its outputs, and its launches. Other modules hold the types below and run through them. Only the step in one launch
@@ -12,6 +12,7 @@ use super::buffer_allocator::{BufferAllocator, StepInput};
 use super::context::Context;
 use super::delta_net::{DeltaNetBuffers, DeltaNetKernels};
 use super::kernels::{INPUTS, Module};
+use super::mamba::{MambaBuffers, MambaKernels};
 use super::memory::DevicePtr;
 use super::plan::Plan;
 use super::rank::Rank;
@@ -19,9 +20,9 @@ use super::scratch::{Largest, OWN_INPUTS};
 use super::short_conv::ShortConvKernels;
 use super::states::{StateBuffers, StatePlan};
 use super::weights::Layer;
-use super::{attention, delta_net, short_conv, states};
+use super::{attention, delta_net, mamba, short_conv, states};
 use crate::device::Batch;
-use crate::model::{DeltaNetConfig, Mixer, ModelConfig, ShortConvConfig};
+use crate::model::{DeltaNetConfig, MambaConfig, Mixer, ModelConfig, ShortConvConfig};
 use worker_orcd_ipc::Fault;
 
 // One launch copies the inputs of a step.
@@ -33,7 +34,8 @@ const _: () = assert!(OWN_INPUTS + attention::INPUTS + states::INPUTS <= INPUTS)
 /// A message that names what is not supported.
 pub fn check(config: &ModelConfig, shared_bytes: u32) -> Result<(), String> {
     attention::check(config, shared_bytes)?;
-    config.delta_net().map_or(Ok(()), delta_net::check)
+    config.delta_net().map_or(Ok(()), delta_net::check)?;
+    config.mamba().map_or(Ok(()), mamba::check)
 }
 
 /// All layers have attention, without gates, norms of values, and norms over all heads.
@@ -50,7 +52,9 @@ pub fn are_plain(config: &ModelConfig) -> bool {
 pub fn outputs_width(config: &ModelConfig) -> usize {
     let net = config.delta_net().map_or(0, DeltaNetConfig::v_width);
     let conv = config.short_conv().map_or(0, |conv| conv.width);
-    attention::heads_width(config).max(net).max(conv)
+    let mamba = config.mamba().map_or(0, MambaConfig::width);
+    let widest = attention::heads_width(config);
+    widest.max(net).max(conv).max(mamba)
 }
 
 /// Weights that bound the outputs of a layer's mixer.
@@ -61,7 +65,7 @@ pub fn bounded(layer: &Layer) -> Bounded<'_> {
         linears: match &layer.mixer {
             Mixer::Attention(attention) => attention::bounded(attention),
             // Rows have a power of their own: the launch that makes them has all of a row anyway.
-            Mixer::DeltaNet(_) | Mixer::ShortConv(_) => &[],
+            Mixer::DeltaNet(_) | Mixer::ShortConv(_) | Mixer::Mamba(_) => &[],
         },
     }
 }
@@ -83,6 +87,7 @@ pub fn run(rank: &Rank, plan: &Plan<'_>, index: usize, layer: &Layer) -> Result<
         Mixer::Attention(attention) => attention::run(rank, plan, index, (layer, attention)),
         Mixer::DeltaNet(net) => delta_net::run(rank, plan, index, (layer, net)),
         Mixer::ShortConv(conv) => short_conv::run(rank, plan, index, (layer, conv)),
+        Mixer::Mamba(of_layer) => mamba::run(rank, plan, index, (layer, of_layer)),
     }
 }
 
@@ -92,6 +97,7 @@ pub struct Mixers {
     pub attention: AttentionKernels,
     pub delta_nets: Option<DeltaNetKernels>,
     pub short_convs: Option<ShortConvKernels>,
+    pub mamba: Option<MambaKernels>,
 }
 
 impl Mixers {
@@ -100,12 +106,15 @@ impl Mixers {
     pub fn load(context: &Context, module: &Module, config: &ModelConfig) -> Result<Self, Fault> {
         let delta_nets = config.delta_net();
         let delta_nets = delta_nets.map(|net| DeltaNetKernels::load(module, net));
+        let mamba = config.mamba();
+        let mamba = mamba.map(|mamba| MambaKernels::load(module, mamba));
         let short_convs = config.short_conv();
         let short_convs = short_convs.map(|_| ShortConvKernels::load(module));
         Ok(Self {
             attention: AttentionKernels::load(context, module, config)?,
             delta_nets: delta_nets.transpose()?,
             short_convs: short_convs.transpose()?,
+            mamba: mamba.transpose()?,
         })
     }
 
@@ -177,6 +186,7 @@ pub struct MixerBuffers {
     pub outputs: DevicePtr<f32>,
     pub attention: AttentionBuffers,
     pub delta_nets: Option<DeltaNetBuffers>,
+    pub mamba: Option<MambaBuffers>,
     /// Of layers with a recurrent state.
     pub states: Option<StateBuffers>,
 }
@@ -188,11 +198,14 @@ impl MixerBuffers {
         let projected = projected.max(net.map_or(0, delta_net::projected_width));
         let conv = config.short_conv();
         let projected = projected.max(conv.map_or(0, ShortConvConfig::projected_width));
+        let mamba = config.mamba();
+        let projected = projected.max(mamba.map_or(0, mamba::projected_width));
         let recurrent = config.recurrent.as_ref();
         Self {
             projected: places.buffer(largest.tokens * projected),
             outputs: places.buffer(largest.tokens * outputs_width(config)),
             delta_nets: net.map(|net| DeltaNetBuffers::place(places, net, largest)),
+            mamba: mamba.map(|mamba| MambaBuffers::place(places, mamba, largest)),
             states: recurrent.map(|_| StateBuffers::place(places, largest)),
             attention: AttentionBuffers::place(places, config, largest),
         }

@@ -2,7 +2,7 @@ use super::*;
 use crate::model::gguf::parse;
 use crate::model::gguf_builder::{GgufBuilder, Meta};
 use crate::model::tiny_model::{
-    CONV_LAYERS, HEAD_DIM, LOGIT_CAP, WINDOW, tiny_gemma4_e2b, tiny_model,
+    CONV_LAYERS, GRANITE_SCALES, HEAD_DIM, LOGIT_CAP, WINDOW, tiny_gemma4_e2b, tiny_model,
 };
 use crate::model::{Recurrence, RecurrentLayers, Temperature};
 use worker_orcd_kernels::reference::rope::RopePairs;
@@ -33,6 +33,8 @@ fn each_architecture_is_read() {
         );
         assert_eq!((rope.base, rope.scale, rope.attn_factor), (1e4, 1.0, 1.0));
         assert_eq!((rope.dims, rope.factors), (16, None));
+        let is_granite = architecture == Architecture::GraniteHybrid;
+        assert_eq!(config.logit_scale != 1.0, is_granite);
         let is_gpt_oss = architecture == Architecture::GptOss;
         assert_eq!(config.has_sinks, is_gpt_oss);
         let is_minimax = architecture == Architecture::MiniMaxM2;
@@ -49,6 +51,7 @@ fn each_architecture_is_read() {
             Architecture::Mistral3,
             Architecture::Ernie45,
             Architecture::Ernie45Moe,
+            Architecture::GraniteHybrid,
         ];
         assert_eq!(adjacent, is_adjacent.contains(&architecture));
     }
@@ -157,6 +160,71 @@ fn layers_without_heads_of_keys_and_values_have_short_convolutions() {
     }
     let every = self::config(&heads(&[2; 4]), None).unwrap();
     assert!(every.recurrent.is_none(), "all layers have attention");
+}
+
+#[test]
+fn granite_has_factors_and_state_spaces_in_layers_without_heads_of_keys_and_values() {
+    let file = || tiny_model(Architecture::GraniteHybrid);
+    let key = |name: &str| format!("granitehybrid.{name}");
+    let granite = config(&file(), None).unwrap();
+    let mamba = granite.mamba().expect("state spaces");
+    assert_eq!((mamba.heads, mamba.head_dim, mamba.groups), (8, 16, 2));
+    assert_eq!((mamba.width(), mamba.channels()), (128, 256));
+    assert_eq!(mamba.projected_width(), 128 + 256 + 8);
+    assert_eq!((mamba.unit_heads(), mamba.units()), (1, 8));
+    assert_eq!(
+        [0, 1, 2, 3].map(|layer| granite.is_recurrent(layer)),
+        CONV_LAYERS
+    );
+    // The residual stream is divided by the factor of what blocks add.
+    assert_eq!((granite.embedding_scale, granite.norm_eps), (48.0, 1.6e-4));
+    assert_eq!(mamba.eps, 1e-5);
+    assert_eq!(
+        (granite.attention_scale, granite.logit_scale),
+        (0.0625, 1.0 / 3.0)
+    );
+    assert!((0..4).all(|layer| !granite.positions.rotates(layer)));
+    let rotates = file().meta(&key("rope.scaling.finetuned"), true);
+    let rotates = config(&rotates, None).unwrap();
+    assert!((0..4).all(|layer| rotates.positions.rotates(layer)));
+    let plain = GRANITE_SCALES
+        .iter()
+        .fold(file(), |file, (name, _)| file.meta(&key(name), 0.0));
+    let plain = config(&plain, None).unwrap();
+    assert_eq!((plain.embedding_scale, plain.norm_eps), (1.0, 1e-5));
+    assert_eq!((plain.attention_scale, plain.logit_scale), (0.25, 1.0));
+    for (name, value, what) in [
+        (
+            "ssm.inner_size",
+            100,
+            "100 values cannot be split over 8 heads",
+        ),
+        ("ssm.group_count", 3, "8 heads cannot be in 3 groups"),
+        ("ssm.state_size", 36, "states of 36 values"),
+        ("ssm.conv_kernel", 9, "9 positions"),
+        ("attention.head_count_kv", 2, "no state-space layers"),
+    ] {
+        let message = refusal(file().meta(&key(name), value as u32));
+        assert!(message.contains(what), "{message}");
+    }
+    let message = refusal(file().meta(&key("residual_scale"), -1.0));
+    assert!(message.contains("-1 is no factor"), "{message}");
+}
+
+#[test]
+fn units_have_as_few_heads_as_leave_a_layer_eight() {
+    let file = tiny_model(Architecture::GraniteHybrid);
+    let granite = config(&file, None).unwrap();
+    let tiny = *granite.mamba().expect("state spaces");
+    // Granite 4.0 H Tiny and Small, Nemotron 3 Nano and Nemotron Nano 9B.
+    for (heads, groups, of_unit) in [(48, 1, 6), (128, 1, 16), (64, 8, 8), (128, 8, 16)] {
+        let config = MambaConfig {
+            heads,
+            groups,
+            ..tiny
+        };
+        assert_eq!(config.unit_heads(), of_unit, "{heads} {groups}");
+    }
 }
 
 #[test]

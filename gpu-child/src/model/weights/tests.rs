@@ -3,7 +3,8 @@ use crate::model::Architecture;
 use crate::model::gguf::parse;
 use crate::model::gguf_builder::GgufBuilder;
 use crate::model::tiny_model::{
-    CONV_LAYERS, tiny_gemma4_e2b, tiny_gemma4_with_experts, tiny_mixtral, tiny_model,
+    CONV_LAYERS, tiny_gemma4_e2b, tiny_gemma4_with_experts, tiny_granite_with_experts,
+    tiny_mixtral, tiny_model,
 };
 
 fn load<T>(file: &GgufBuilder, look: impl FnOnce(&FileWeights<'_>) -> T) -> Result<T, ModelError> {
@@ -98,7 +99,7 @@ fn qwen3_5_has_delta_nets_and_gated_attention_in_turn_and_misses_each_tensor_by_
                     let vectors = [net.dt, net.decay, net.norm].map(|vector| vector.cols);
                     assert_eq!(vectors, [4, 4, 16]);
                 }
-                Mixer::ShortConv(_) => panic!("a delta net"),
+                Mixer::ShortConv(_) | Mixer::Mamba(_) => panic!("a delta net"),
             }
         }
     })
@@ -143,6 +144,42 @@ fn lfm2_has_short_convolutions_beside_attention_and_misses_each_tensor_by_name()
     let name = "blk.0.attn_k.weight";
     let message = refusal(file().tensor_f32(name, &[64, 32], &[0.5; 2048]));
     assert!(message.contains(name), "{message}");
+}
+
+#[test]
+fn granite_has_state_spaces_beside_attention_and_misses_each_tensor_by_name() {
+    for file in [
+        tiny_model(Architecture::GraniteHybrid),
+        tiny_granite_with_experts(),
+    ] {
+        load(&file, |weights| {
+            for (layer, is_mamba) in weights.layers.iter().zip(CONV_LAYERS) {
+                let Mixer::Mamba(mamba) = &layer.mixer else {
+                    assert!(layer.attention().is_some() && !is_mamba);
+                    continue;
+                };
+                let rows = [mamba.input, mamba.output].map(|linear| linear.weight.rows);
+                assert!(is_mamba && rows == [392, 64], "{rows:?}");
+                assert_eq!((mamba.conv.rows, mamba.conv.cols), (256, 4));
+                assert!(mamba.conv_bias.is_some());
+            }
+        })
+        .unwrap();
+    }
+    let file = || tiny_model(Architecture::GraniteHybrid);
+    for name in [
+        "ssm_in.weight",
+        "ssm_a",
+        "ssm_d",
+        "ssm_dt.bias",
+        "ssm_norm.weight",
+    ] {
+        let name = format!("blk.1.{name}");
+        let message = refusal(file().without_tensor(&name));
+        assert!(message.contains(&name), "{message}");
+    }
+    let without_bias = file().without_tensor("blk.1.ssm_conv1d.bias");
+    assert!(load(&without_bias, |_| ()).is_ok(), "it is optional");
 }
 
 #[test]

@@ -3,9 +3,9 @@
 
 use super::*;
 use crate::device::cuda::attention::{HEAD_DIMS, together_warps};
-use crate::device::cuda::delta_net;
 use crate::device::cuda::weights::unit_bytes;
 use crate::device::cuda::wide::BLOCKS;
+use crate::device::cuda::{delta_net, mamba};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
@@ -106,6 +106,9 @@ fn kernels_are_compiled_for_what_the_host_asks_for() {
     for head_dim in delta_net::HEAD_DIMS {
         stands("delta_net.cu", &format!("DELTA_NET({head_dim})"));
         stands("delta_prompt.cu", &format!("DELTA_PROMPT({head_dim})"));
+    }
+    for state in mamba::STATES {
+        stands("mamba.cu", &format!("MAMBA_SCAN({state})"));
     }
     for block in BLOCKS {
         let (groups, rows, together) = (block.warpgroups, block.rows, block.together);
