@@ -279,7 +279,7 @@ template <int STATE> DEVICE void mamba_scan(const MambaArgs& a) {
 }
 
 #define MAMBA_SCAN(STATE)                                              \
-    extern "C" __global__ void __launch_bounds__(SCAN_THREADS)         \
+    extern "C" __global__ void __launch_bounds__(SCAN_THREADS, 1)      \
     mamba_scan_##STATE(const __grid_constant__ MambaArgs a) { mamba_scan<STATE>(a); }
 MAMBA_SCAN(32)
 MAMBA_SCAN(64)
