@@ -68,7 +68,8 @@ template <int DIM> struct PromptMemory {
     static constexpr int COLUMNS = DIM < PROMPT_COLUMNS ? DIM : PROMPT_COLUMNS;
     float keys[PAGE][DIM + KEY_PAD];
     float queries[PAGE][DIM + KEY_PAD];
-    float values[PAGE][COLUMNS + VALUE_PAD];
+    // Values, until they are replaced by updates.
+    float updates[PAGE][COLUMNS + VALUE_PAD];
     float known[PAGE][PAGE + PRODUCTS_PAD];
     float asked[PAGE][PAGE + PRODUCTS_PAD];
 };
@@ -77,11 +78,12 @@ static_assert(sizeof(PromptMemory<128>) == sizeof(float) * PAGE * (2 * (128 + KE
                                                                    + 2 * (PAGE + PRODUCTS_PAD)));
 
 // One head of values: DIM / COLUMNS blocks of threads, each with some columns of the state in registers, two for a thread.
-// Warps share nothing but what they read.
+// Warps share nothing but what they read, and the threads of a column its updates. Loops are not unrolled further than here: all
+// of their code has to fit into the instruction caches, which a few warps leave waiting otherwise.
 template <int DIM> struct DeltaPrompt {
     using Memory = PromptMemory<DIM>;
     static constexpr int COLUMNS = Memory::COLUMNS, BLOCKS = DIM / COLUMNS, THREADS = COLUMNS / PROMPT_EACH * DELTA_LANES;
-    static constexpr int FOURS = DIM / 4 / DELTA_LANES, QUADS = PAGE / DELTA_LANES;
+    static constexpr int FOURS = DIM / 4 / DELTA_LANES;
     const DeltaArgs& a;
     Memory* const stages;
     const UnitRow place;
@@ -90,8 +92,6 @@ template <int DIM> struct DeltaPrompt {
     // The first of this thread's columns in the block, and in the head.
     const int part, in_block, column;
     float state[PROMPT_EACH][FOURS][4];
-    // Updates of rows `part`, `part` + 4, ...
-    float updates[PROMPT_EACH][QUADS];
 
     DEVICE DeltaPrompt(const DeltaArgs& a, Memory* stages)
         : a(a), stages(stages), place(a), head(blockIdx.x / BLOCKS % a.v_heads), of_values(a, head),
@@ -128,7 +128,7 @@ template <int DIM> struct DeltaPrompt {
         const int unit = of_values.unit, first = blockIdx.x % BLOCKS * COLUMNS;
         copy(m.queries[0], DIM + KEY_PAD, mixed + unit * DIM, heads * DIM, DIM);
         copy(m.keys[0], DIM + KEY_PAD, mixed + (a.k_heads + unit) * DIM, heads * DIM, DIM);
-        copy(m.values[0], COLUMNS + VALUE_PAD, mixed + (2 * a.k_heads + head) * DIM + first, heads * DIM, COLUMNS);
+        copy(m.updates[0], COLUMNS + VALUE_PAD, mixed + (2 * a.k_heads + head) * DIM + first, heads * DIM, COLUMNS);
         const float* products = a.products + (int64_t(rows.row0) * a.v_heads + head) * 2 * PAGE;
         copy(m.known[0], PAGE + PRODUCTS_PAD, products, a.v_heads * 2 * PAGE, PAGE);
         copy(m.asked[0], PAGE + PRODUCTS_PAD, products + PAGE, a.v_heads * 2 * PAGE, PAGE);
@@ -136,15 +136,13 @@ template <int DIM> struct DeltaPrompt {
     }
 
     // Keys and updates of the rows before the first one of this launch.
-    DEVICE void load_before(const DeltaRows& rows, Memory& m) {
+    DEVICE void load_before(const DeltaRows& rows, Memory& m) const {
         for (int i = threadIdx.x; i < rows.from * DIM; i += THREADS)
             m.keys[i / DIM][i % DIM] = rows.block[i / DIM * place.floats() + place.key() + i % DIM];
-#pragma unroll
-        for (int q = 0; q < QUADS; q++) {
-            const int slot = DELTA_LANES * q + part;
-            const float* from = rows.block + slot * place.floats() + place.update(of_values.index) + column;
-#pragma unroll
-            for (int e = 0; e < PROMPT_EACH; e++) updates[e][q] = slot < rows.from ? from[e] : 0.0f;
+        const int first = blockIdx.x % BLOCKS * COLUMNS;
+        for (int i = threadIdx.x; i < rows.from * COLUMNS; i += THREADS) {
+            const int slot = i / COLUMNS, c = i % COLUMNS;
+            m.updates[slot][c] = rows.block[slot * place.floats() + place.update(of_values.index) + first + c];
         }
     }
 
@@ -167,54 +165,71 @@ template <int DIM> struct DeltaPrompt {
             out[e] = __fadd_rn(__fadd_rn(sums[e][0], sums[e][1]), __fadd_rn(sums[e][2], sums[e][3]));
     }
 
-    // Rows 4 quad .. 4 quad + 3: what the state and earlier rows hold of all, then one after the other.
-    template <int QUAD> DEVICE void walk(const DeltaRows& rows, const Memory& m, float strength) {
-        constexpr int FIRST = DELTA_LANES * QUAD;
-        if (FIRST + DELTA_LANES <= rows.from || FIRST >= rows.to) return;
+    // The updates of a row in this thread's columns.
+    DEVICE float2 updates_of(const Memory& m, int slot) const {
+        return *reinterpret_cast<const float2*>(&m.updates[slot][in_block]);
+    }
+
+    // Adds the update of row `from` to what row `slot` finds.
+    DEVICE static void add_row(const Memory& m, int slot, int from, const float2& update, float (&known)[PROMPT_EACH],
+                               float (&given)[PROMPT_EACH]) {
+        const float by_key = m.known[slot][from], by_query = m.asked[slot][from];
+        known[0] = __fmaf_rn(by_key, update.x, known[0]);
+        known[1] = __fmaf_rn(by_key, update.y, known[1]);
+        given[0] = __fmaf_rn(by_query, update.x, given[0]);
+        given[1] = __fmaf_rn(by_query, update.y, given[1]);
+    }
+
+    // Rows `first` .. `first` + 3: what the state and earlier rows hold of all, then one after the other.
+    DEVICE void walk(const DeltaRows& rows, Memory& m, int first, float strength) const {
         float known[DELTA_LANES][PROMPT_EACH], given[DELTA_LANES][PROMPT_EACH];
 #pragma unroll
         for (int r = 0; r < DELTA_LANES; r++) {
-            const float whole = m.known[FIRST + r][PAGE - 1];
-            read(m.keys[FIRST + r], known[r]);
-            read(m.queries[FIRST + r], given[r]);
+            const float whole = m.known[first + r][PAGE - 1];
+            read(m.keys[first + r], known[r]);
+            read(m.queries[first + r], given[r]);
 #pragma unroll
             for (int e = 0; e < PROMPT_EACH; e++) {
                 known[r][e] = __fmul_rn(whole, known[r][e]);
                 given[r][e] = __fmul_rn(whole, given[r][e]);
             }
-#pragma unroll
-            for (int q = 0; q < QUAD; q++) add_row<QUAD>(m, r, q, known[r], given[r]);
         }
+#pragma unroll 1
+        for (int from = part; from < first; from += DELTA_LANES) {
+            const float2 update = updates_of(m, from);
+#pragma unroll
+            for (int r = 0; r < DELTA_LANES; r++) add_row(m, first + r, from, update, known[r], given[r]);
+        }
+        // Of this thread's row among the four; if it is of this launch, it has its value only so far.
+        float2 own = updates_of(m, first + part);
 #pragma unroll
         for (int r = 0; r < DELTA_LANES; r++) {
-            const int slot = FIRST + r;
-            if (part < r) add_row<QUAD>(m, r, QUAD, known[r], given[r]);
-            const float2 pair = *reinterpret_cast<const float2*>(&m.values[slot][in_block]);
+            const int slot = first + r;
+            if (part < r) add_row(m, slot, first + part, own, known[r], given[r]);
+            const float2 pair = updates_of(m, slot);
             const float values[PROMPT_EACH] = {pair.x, pair.y}, strength_of_row = __shfl_sync(~0u, strength, slot);
-            const bool is_given = part == r && slot >= rows.from && slot < rows.to;
-            const int64_t row = rows.row0 + slot - rows.from;
+            float update[PROMPT_EACH], sum[PROMPT_EACH];
 #pragma unroll
             for (int e = 0; e < PROMPT_EACH; e++) {
-                const float update = __fmul_rn(strength_of_row, __fsub_rn(values[e], sum_of_column(known[r][e])));
-                const float sum = sum_of_column(given[r][e]);
-                if (!is_given) continue;
-                updates[e][QUAD] = update;
-                rows.block[slot * place.floats() + place.update(of_values.index) + column + e] = update;
-                a.out[(row * a.v_heads + head) * DIM + column + e] = __fmaf_rn(m.asked[slot][slot], update, sum);
+                update[e] = __fmul_rn(strength_of_row, __fsub_rn(values[e], sum_of_column(known[r][e])));
+                sum[e] = sum_of_column(given[r][e]);
+            }
+            if (part != r || slot < rows.from || slot >= rows.to) continue;
+            own = {update[0], update[1]};
+            const int64_t row = rows.row0 + slot - rows.from;
+            const float asked = m.asked[slot][slot];
+            float* kept = rows.block + slot * place.floats() + place.update(of_values.index) + column;
+            float* out = a.out + (row * a.v_heads + head) * DIM + column;
+#pragma unroll
+            for (int e = 0; e < PROMPT_EACH; e++) {
+                kept[e] = update[e];
+                out[e] = __fmaf_rn(asked, update[e], sum[e]);
             }
         }
-    }
-
-    // Adds the update of row 4 q + `part` to what row r of a quad finds.
-    template <int QUAD>
-    DEVICE void add_row(const Memory& m, int r, int q, float (&known)[PROMPT_EACH], float (&given)[PROMPT_EACH]) const {
-        const int slot = DELTA_LANES * QUAD + r, j = DELTA_LANES * q + part;
-        const float by_key = m.known[slot][j], by_query = m.asked[slot][j];
-#pragma unroll
-        for (int e = 0; e < PROMPT_EACH; e++) {
-            known[e] = __fmaf_rn(by_key, updates[e][q], known[e]);
-            given[e] = __fmaf_rn(by_query, updates[e][q], given[e]);
-        }
+        // All threads of a column have read the values.
+        __syncwarp();
+        if (first + part >= rows.from) *reinterpret_cast<float2*>(&m.updates[first + part][in_block]) = own;
+        __syncwarp();
     }
 
     // The state at the end of the block. `own`: the logarithm of the decay of this lane's row.
@@ -229,15 +244,11 @@ template <int DIM> struct DeltaPrompt {
             for (int f = 0; f < FOURS; f++)
 #pragma unroll
                 for (int i = 0; i < 4; i++) state[e][f][i] = __fmul_rn(whole, state[e][f][i]);
-#pragma unroll
+#pragma unroll 2
         for (int j = 0; j < PAGE; j++) {
             const float end = __shfl_sync(~0u, ends, j);
-            float update[PROMPT_EACH];
-#pragma unroll
-            for (int e = 0; e < PROMPT_EACH; e++) {
-                const int owner = lane / DELTA_LANES * DELTA_LANES + j % DELTA_LANES;
-                update[e] = __fmul_rn(end, __shfl_sync(~0u, updates[e][j / DELTA_LANES], owner));
-            }
+            const float2 pair = updates_of(m, j);
+            const float update[PROMPT_EACH] = {__fmul_rn(end, pair.x), __fmul_rn(end, pair.y)};
 #pragma unroll
             for (int f = 0; f < FOURS; f++) {
                 const float4 key = *reinterpret_cast<const float4*>(&m.keys[j][4 * (DELTA_LANES * f + part)]);
@@ -275,7 +286,7 @@ template <int DIM> struct DeltaPrompt {
         float2 row = strength_and_decay(rows);
         for (int position = sequence.position0, stage = 0;; stage = (stage + 1) % PROMPT_STAGES) {
             position += rows.to - rows.from;
-            const Memory& m = stages[stage];
+            Memory& m = stages[stage];
             DeltaRows next = rows;
             float2 next_row = row;
             // This stage's copies have come, and no thread reads the other stage any more.
@@ -287,15 +298,9 @@ template <int DIM> struct DeltaPrompt {
                 next_row = strength_and_decay(next);
             }
             const float strength = sigmoid(row.x);
-            walk<0>(rows, m, strength);
-            walk<1>(rows, m, strength);
-            walk<2>(rows, m, strength);
-            walk<3>(rows, m, strength);
-            walk<4>(rows, m, strength);
-            walk<5>(rows, m, strength);
-            walk<6>(rows, m, strength);
-            walk<7>(rows, m, strength);
-            static_assert(QUADS == 8);
+#pragma unroll 1
+            for (int first = rows.from / DELTA_LANES * DELTA_LANES; first < rows.to; first += DELTA_LANES)
+                walk(rows, m, first, strength);
             if (rows.to == PAGE) end_block(rows, m, row.y);
             if (position == end) return;
             rows = next;

@@ -27,15 +27,16 @@ LAYOUT(RouteArgs, 104, AT(logits, 0) AT(to, 8) AT(stride, 48) AT(rows, 52) AT(ex
        AT(weighing, 64) AT(share_rows, 68) AT(place_group, 72) AT(factor, 76) AT(scales, 80) AT(choice_bias, 88)
        AT(scale, 96) AT(unused, 100))
 
-// PER experts a lane, 32 apart. Logits may have been written by other blocks of this launch.
-template <int PER> DEVICE void choose(const RouteArgs& a, int row, int lane) {
+// PER experts a lane, 32 apart. Logits may have been written by other blocks of this launch. BY_SCORES: as choose_by_scores, in a
+// kernel of its own, since its registers and code would slow down the other choice.
+template <int PER, bool BY_SCORES> DEVICE void choose(const RouteArgs& a, int row, int lane) {
     const float* logits = a.logits + int64_t(row) * a.stride;
     float p[PER];
 #pragma unroll
     for (int i = 0; i < PER; i++)
         p[i] = 32 * i + lane < a.experts ? __fmul_rn(__ldcg(logits + 32 * i + lane), a.factor) : -INFINITY;
     Choice* choices = a.to.choices + int64_t(row) * a.used;
-    if (a.choice_bias || a.weighing >= SIGMOID)
+    if constexpr (BY_SCORES)
         choose_by_scores(p, a.choice_bias, a.experts, a.used, a.weighing, choices, lane);
     else
         choose_experts(p, a.experts, a.used, a.weighing, choices, lane);
@@ -53,9 +54,9 @@ template <int PER> DEVICE void choose(const RouteArgs& a, int row, int lane) {
     }
 }
 
-DEVICE void choose_row(const RouteArgs& a, int row, int lane) {
-    if (a.experts <= 128) choose<4>(a, row, lane);
-    else choose<MAX_EXPERTS / 32>(a, row, lane);
+template <bool BY_SCORES> DEVICE void choose_row(const RouteArgs& a, int row, int lane) {
+    if (a.experts <= 128) choose<4, BY_SCORES>(a, row, lane);
+    else choose<MAX_EXPERTS / 32, BY_SCORES>(a, row, lane);
 }
 
 struct Sort {
@@ -136,13 +137,13 @@ DEVICE void sort_by_expert(const RouteArgs& a, Sort& sort) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(ROUTE_THREADS) route(const __grid_constant__ RouteArgs a) {
+template <bool BY_SCORES> DEVICE void route_rows(const RouteArgs& a) {
     __shared__ Sort sort;
     __shared__ bool is_last;
     launch_dependents();
     grid_dependency_wait();
     const int row = blockIdx.x * ROUTE_WARPS + threadIdx.x / 32, lane = threadIdx.x & 31;
-    if (row < a.rows) choose_row(a, row, lane);
+    if (row < a.rows) choose_row<BY_SCORES>(a, row, lane);
     if (a.share_rows == 1) {
         if (blockIdx.x == 0 && threadIdx.x == 0) a.to.counts[0] = a.rows * a.used;
         return;
@@ -156,4 +157,9 @@ extern "C" __global__ void __launch_bounds__(ROUTE_THREADS) route(const __grid_c
     __threadfence();
     if (threadIdx.x == 0) a.to.counts[1] = 0;
     sort_by_expert(a, sort);
+}
+
+extern "C" __global__ void __launch_bounds__(ROUTE_THREADS) route(const __grid_constant__ RouteArgs a) { route_rows<false>(a); }
+extern "C" __global__ void __launch_bounds__(ROUTE_THREADS) route_by_scores(const __grid_constant__ RouteArgs a) {
+    route_rows<true>(a);
 }

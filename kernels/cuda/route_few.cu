@@ -16,7 +16,7 @@ struct RouteFewArgs {
 LAYOUT(RouteFewArgs, 248, AT(norm, 0) AT(router, 112) AT(route, 144))
 
 // Shared memory: rows [rows][units * 128].
-DEVICE void route_few_rows(const RouteFewArgs& a) {
+template <bool BY_SCORES> DEVICE void route_few_rows(const RouteFewArgs& a) {
     extern __shared__ __align__(128) uint8_t smem[];
     __shared__ FewRows few;
     __shared__ float sums[MAX_SEGMENTS][FEW_ROWS][TILE_N];
@@ -69,9 +69,12 @@ DEVICE void route_few_rows(const RouteFewArgs& a) {
         a.route.to.counts[0] = rows * a.route.used;
         a.route.to.counts[1] = 0;
     }
-    if (threadIdx.y < rows) choose_row(a.route, threadIdx.y, lane.id);
+    if (threadIdx.y < rows) choose_row<BY_SCORES>(a.route, threadIdx.y, lane.id);
 }
 
 extern "C" __global__ void FEW_BOUNDS(32 * FEW_WARPS) route_few(const __grid_constant__ RouteFewArgs a) {
-    route_few_rows(a);
+    route_few_rows<false>(a);
+}
+extern "C" __global__ void FEW_BOUNDS(32 * FEW_WARPS) route_few_by_scores(const __grid_constant__ RouteFewArgs a) {
+    route_few_rows<true>(a);
 }

@@ -15,7 +15,7 @@ use super::weights::{
 };
 use crate::model::{ExpertsConfig, MAX_EXPERTS};
 use worker_orcd_ipc::Fault;
-use worker_orcd_kernels::TensorType;
+use worker_orcd_kernels::{TensorType, Weighing};
 
 /// Mean rows per expert from which a block of Hopper multiplies them (`bench/results/experts.md`).
 const WIDE: usize = 4;
@@ -58,11 +58,28 @@ struct OfType {
     wide: Option<ExpertsWide>,
 }
 
+/// Kernels that choose experts by probabilities or logits, and by scores.
+#[derive(Debug)]
+struct ByChoice<A> {
+    plain: Kernel<A>,
+    by_scores: Kernel<A>,
+}
+
+impl<A> ByChoice<A> {
+    fn of(&self, arguments: &RouteArgs) -> &Kernel<A> {
+        let has_bias = arguments.choice_bias.address() != 0;
+        match has_bias || arguments.weighing >= Weighing::Sigmoid as i32 {
+            true => &self.by_scores,
+            false => &self.plain,
+        }
+    }
+}
+
 #[derive(Debug)]
 pub struct Experts {
     config: ExpertsConfig,
-    route: Kernel<RouteArgs>,
-    route_few: Kernel<RouteFewArgs>,
+    route: ByChoice<RouteArgs>,
+    route_few: ByChoice<RouteFewArgs>,
     combine: Kernel<CombineArgs>,
     /// Products around the experts, for the same few rows.
     pub few: FewProducts,
@@ -92,14 +109,17 @@ impl Experts {
         }
         // SAFETY: these kernels take these structs, and wait.
         let (route, route_few, combine) = unsafe {
-            let route: Kernel<RouteArgs> = module.kernel("route")?;
-            let route_few: Kernel<RouteFewArgs> = module.kernel("route_few")?;
+            let route = ByChoice {
+                plain: module.kernel::<RouteArgs>("route")?.overlapping(),
+                by_scores: module.kernel::<RouteArgs>("route_by_scores")?.overlapping(),
+            };
+            let few = |name| module.kernel::<RouteFewArgs>(name);
+            let route_few = ByChoice {
+                plain: few("route_few")?.overlapping(),
+                by_scores: few("route_few_by_scores")?.overlapping(),
+            };
             let combine: Kernel<CombineArgs> = module.kernel("combine")?;
-            (
-                route.overlapping(),
-                route_few.overlapping(),
-                combine.overlapping(),
-            )
+            (route, route_few, combine.overlapping())
         };
         Ok(Self {
             config,
@@ -197,7 +217,9 @@ impl Experts {
         // SAFETY: a warp a row; the rest is the caller's promise.
         unsafe {
             let geometry = Geometry::line(blocks, ROUTE_THREADS);
-            self.route.launch(context, geometry, arguments)
+            self.route
+                .of(arguments)
+                .launch(context, geometry, arguments)
         }
     }
 
@@ -229,7 +251,11 @@ impl Experts {
             shared_bytes: (halves * size_of::<u16>()) as u32,
         };
         // SAFETY: a block a tile, with room for the rows; the rest is the caller's promise.
-        unsafe { self.route_few.launch(context, geometry, arguments) }
+        unsafe {
+            self.route_few
+                .of(&arguments.route)
+                .launch(context, geometry, arguments)
+        }
     }
 
     /// The kernels' view of a matrix of experts, with outputs from `column` on. Bias and weight are those of all
