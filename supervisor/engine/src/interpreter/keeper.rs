@@ -43,9 +43,9 @@ const RUNNING_PART: u32 = 2;
 #[derive(Debug)]
 pub(super) struct Keeper {
     process: Option<Process>,
-    /// Time limit of a process's first order.
-    patience_at_first: Duration,
-    /// Time limit of each other order.
+    /// Time limits of a process's first order.
+    patience_at_first: Patience,
+    /// Time limits of each other order.
     patience: Patience,
 }
 
@@ -68,10 +68,13 @@ impl From<Duration> for Patience {
 }
 
 impl Keeper {
-    pub(super) fn new(patience_at_first: Duration, patience: impl Into<Patience>) -> Self {
+    pub(super) fn new(
+        patience_at_first: impl Into<Patience>,
+        patience: impl Into<Patience>,
+    ) -> Self {
         Self {
             process: None,
-            patience_at_first,
+            patience_at_first: patience_at_first.into(),
             patience: patience.into(),
         }
     }
@@ -116,9 +119,9 @@ impl Keeper {
     }
 
     fn start(&self, first: &[u8]) -> Result<Process, OrderError> {
-        let cpu_time = self.patience_at_first.max(self.patience.work);
+        let cpu_time = self.patience_at_first.work.max(self.patience.work);
         let mut process = Process::spawn(cpu_time)?;
-        match process.ask(first, self.patience_at_first.into())? {
+        match process.ask(first, self.patience_at_first)? {
             Answer::Ready => Ok(process),
             answer => Err(OrderError::Answered(answer)),
         }
