@@ -13,7 +13,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Instant;
 use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions, Device};
-use worker_orcd_gpu::device::{LoadOptions, Source};
+use worker_orcd_gpu::device::{Beside, LoadOptions, Source};
 use worker_orcd_gpu::flight_recorder::FlightRecorder;
 use worker_orcd_gpu::serve::{Link, Loaded, hello, serve};
 use worker_orcd_ipc::frame::write_frame;
@@ -86,6 +86,7 @@ fn load(model: &support::Model) -> Result<Loaded, worker_orcd_ipc::Fault> {
             role: worker_orcd_ipc::Role::Active,
             kv_readers: KvReaders::None,
             lent: 0,
+            beside: Beside::default(),
             model: "random".to_owned(),
         },
     };
@@ -142,6 +143,7 @@ fn load(model: &support::Model) -> Result<Loaded, worker_orcd_ipc::Fault> {
         max_sequence_tokens: 2048,
         suppressed: Vec::new(),
         rank_head: None,
+        draft: None,
         adopts_from: None,
         late_fd_socket: None,
     })
@@ -158,6 +160,7 @@ impl Supervisor {
         self.send(&Command::Load(LoadOrder {
             model_path: String::new(),
             model_file: ModelFile::AtPath,
+            draft_model: None,
             weights: None,
             kv_readers: KvReaders::None,
             adopts_from: None,

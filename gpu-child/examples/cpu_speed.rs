@@ -12,7 +12,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use worker_orcd_gpu::device::cpu::{CpuExecutor, Device};
 use worker_orcd_gpu::device::{
-    Batch, Executor, LoadOptions, NoTap, PageId, SampleWork, SequenceWork, Source,
+    Batch, Beside, Executor, LoadOptions, NoTap, PageId, SampleWork, SequenceWork, Source,
 };
 use worker_orcd_gpu::model::{GgufFile, ModelConfig, ModelWeights};
 use worker_orcd_ipc::{KvReaders, RequestId, Sampling, TokenId};
@@ -37,6 +37,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         role: worker_orcd_ipc::Role::Active,
         kv_readers: KvReaders::None,
         lent: 0,
+        beside: Beside::default(),
         model: path.clone(),
     };
     let start = Instant::now();

@@ -19,7 +19,8 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions, Device};
 use worker_orcd_gpu::device::{
-    Batch, Executor, LoadOptions, NoTap, PageId, SampleWork, SequenceWork, Source, TO_BE_DRAWN,
+    Batch, Beside, Executor, LoadOptions, NoTap, PageId, SampleWork, SequenceWork, Source,
+    TO_BE_DRAWN,
 };
 use worker_orcd_gpu::model::{FeedForward, FileLinear};
 use worker_orcd_ipc::{KvReaders, RequestId, Sampling, TokenId};
@@ -155,6 +156,7 @@ fn main() -> Result<(), BoxError> {
             role: worker_orcd_ipc::Role::Active,
             kv_readers: KvReaders::None,
             lent: 0,
+            beside: Beside::default(),
             model: shape.to_owned(),
         },
     };

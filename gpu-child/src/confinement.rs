@@ -25,6 +25,9 @@ pub struct Allowed {
     /// The one model that may be opened, by its file or the first of several. Without it, only what is handed over.
     #[arg(long, value_name = "FILE")]
     pub model: Option<PathBuf>,
+    /// The draft model that may be opened, by its file or the first of several.
+    #[arg(long, value_name = "FILE")]
+    pub draft_model: Option<PathBuf>,
     /// The one file that may be written to.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,

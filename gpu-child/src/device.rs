@@ -24,7 +24,7 @@ mod open;
 
 pub use common::arena_layout::ARENA_LAYOUT;
 pub use common::manifest::KeptWeights;
-pub use common::{LoadOptions, Source};
+pub use common::{Beside, LoadOptions, Source};
 pub use kv_geometry::{KvGeometry, KvGroups, PageId, SlidingGroups};
 pub use kv_transfer::{KvTransfer, PageCopy, PagePart};
 pub(crate) use open::OpenDevice;
@@ -35,6 +35,13 @@ pub use worker_orcd_sampler::SampleWork;
 #[must_use]
 pub fn kv_bytes_of(config: &ModelConfig, options: &LoadOptions, sequences: usize) -> u64 {
     common::kv::KvLayout::of(config, options).bytes_of(options, sequences)
+}
+
+/// Bytes of the KV cache that the longest sequence takes at a time.
+#[must_use]
+pub fn sequence_kv_bytes(config: &ModelConfig, options: &LoadOptions) -> u64 {
+    let layout = common::kv::KvLayout::of(config, options);
+    layout.sequence_pages(options) * layout.shape.page_bytes()
 }
 
 /// Placeholder for the token that the preceding step samples for the same request, in a step launched before that one

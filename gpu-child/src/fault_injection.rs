@@ -33,7 +33,7 @@ pub use wire::FaultyWriter;
 use crate::device::Executor;
 use crate::device::cuda::CudaExecutor;
 use crate::device::injected_fault::{FaultInjector, order_flip};
-use crate::serve::{Loaded, Progress};
+use crate::serve::{Loaded, LoadedDraft, Progress};
 use executor::FaultyExecutor;
 use std::any::Any;
 use std::env::VarError;
@@ -97,6 +97,13 @@ where
         let shares_kv = loaded.executor.kv_transfer().is_some();
         let fault_injector = fault_injector(&mut *loaded.executor);
         make_ready(&rules, &device, shares_kv, fault_injector)?;
+        // A step is that of one of both executors.
+        loaded.draft = loaded.draft.map(|draft| {
+            let (inner, rules) = (draft.executor, rules.clone());
+            let wire = Arc::clone(&wire);
+            let executor = Box::new(FaultyExecutor::new(inner, rules, generation, wire));
+            LoadedDraft { executor, ..draft }
+        });
         let inner = loaded.executor;
         loaded.executor = Box::new(FaultyExecutor::new(inner, rules, generation, wire));
         Ok(loaded)

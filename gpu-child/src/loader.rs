@@ -7,8 +7,10 @@
 //! The model's identity is computed from the loaded data, not from the file: a file that is edited while it is read has
 //! no single content.
 
-use crate::device::{Executor, KeptWeights, LoadOptions, OpenDevice, Source};
 use crate::fd_socket::FdSocket;
+mod draft;
+
+use crate::device::{Beside, Executor, KeptWeights, LoadOptions, OpenDevice, Source};
 use crate::model::{
     GgufFile, Header, ModelConfig, ModelError, ModelWeights, model_facts, rank_head,
     sampling_advice, suppressed_tokens, tokenizer_facts,
@@ -74,22 +76,19 @@ fn load_on(
     let kept = kept_weights(order, fd_socket)?;
     let other = other_kv(order, fd_socket)?;
     let late_fd_socket = late_fd_socket(order, fd_socket)?;
-    let options = LoadOptions {
-        kv_cache_bytes: order.kv_cache_bytes,
-        // Every running sequence has its token besides a whole prefill chunk.
-        max_batch_tokens: order
-            .prefill_chunk_tokens
-            .max(1)
-            .saturating_add(order.max_running),
-        max_sequence_tokens: sequence_tokens,
-        role: order.role,
-        kv_readers: order.kv_readers,
-        lent: match order.device {
-            DeviceSelector::Cpu => other.as_ref().map_or(0, taken_by),
-            DeviceSelector::Cuda(_) => other.as_ref().map_or(0, |other| other.source.bytes),
-        },
-        model: model.name.clone(),
+    let mut options = load_options(order, sequence_tokens, other.as_ref(), &model.name);
+    let served = draft::Served {
+        config: &config,
+        model: &model,
+        tokenizer: &tokenizer,
+        options: &options,
+        kept: kept.as_ref(),
+        is_reranker: head.is_some(),
     };
+    let draft = draft::load(order, &served, progress)?;
+    if let Some(draft) = &draft {
+        options.beside = draft.beside;
+    }
     let source = Source {
         config: &config,
         weights: &weights,
@@ -97,7 +96,8 @@ fn load_on(
         kept,
     };
     let device = device()?;
-    let mut progress = |done, total| progress(done, total);
+    let done_before = draft.as_ref().map_or(0, |draft| draft.file_bytes);
+    let mut progress = |done, total| progress(done_before + done, done_before + total);
     let mut placed = device.load(source, order, options, &mut progress)?;
     if let Some(fd_socket) = fd_socket {
         if order.model_file == ModelFile::AtPath {
@@ -120,9 +120,36 @@ fn load_on(
         suppressed,
         rank_head: head,
         max_sequence_tokens: sequence_tokens,
+        draft: draft.map(|draft| draft.loaded),
         adopts_from,
         late_fd_socket,
     })
+}
+
+/// Options of a load without a draft model.
+fn load_options(
+    order: &LoadOrder,
+    sequence_tokens: u32,
+    other: Option<&OtherKv>,
+    model: &str,
+) -> LoadOptions {
+    LoadOptions {
+        kv_cache_bytes: order.kv_cache_bytes,
+        // Every running sequence has its token besides a whole prefill chunk.
+        max_batch_tokens: order
+            .prefill_chunk_tokens
+            .max(1)
+            .saturating_add(order.max_running),
+        max_sequence_tokens: sequence_tokens,
+        role: order.role,
+        kv_readers: order.kv_readers,
+        lent: match order.device {
+            DeviceSelector::Cpu => other.map_or(0, taken_by),
+            DeviceSelector::Cuda(_) => other.map_or(0, |other| other.source.bytes),
+        },
+        beside: Beside::default(),
+        model: model.to_owned(),
+    }
 }
 
 /// Sends a descriptor to the supervisor. On failure the supervisor reports the gap, and the next child begins with the

@@ -38,7 +38,8 @@
 //!
 //! A sequence with a reasoning budget pauses where the next allowed token depends on a token in flight ([`reasoning_budget`]).
 //!
-//! A sequence may run drafts of its next tokens with its newest one ([`drafts`]), or tokens that its grammar forces. Nothing
+//! A sequence may run drafts of its next tokens with its newest one ([`drafts`]), its own or those of a second model
+//! ([`draft_model`]), or tokens that its grammar forces. Nothing
 //! is planned behind such a step before it ends. A sequence with likely drafts behind its token in flight waits for that
 //! token.
 //!
@@ -49,7 +50,9 @@
 
 mod adoption;
 mod constraint;
+mod draft_model;
 mod drafts;
+mod error;
 mod fair_queue;
 mod limits;
 mod page_table;
@@ -58,6 +61,7 @@ mod reasoning_budget;
 mod room;
 mod scoring;
 mod sequence;
+mod shape;
 mod share;
 mod token_rules;
 
@@ -69,34 +73,25 @@ pub use adoption::Adoption;
 use adoption::Seals;
 use constraint::Constraint;
 pub use constraint::MaskRequest;
+use draft_model::DraftModel;
+pub use draft_model::{DraftModelLimits, DraftTurn};
 use drafts::Allowance;
 pub use drafts::DraftCosts;
+pub use error::SchedulerError;
 use fair_queue::{Candidate, FairQueue};
 pub use limits::Limits;
 use room::NoRoom;
-use sequence::{MOST_FORCED, Sequence, Tail};
+use sequence::{Sequence, Tail};
+use shape::rows_of_each;
+pub use shape::{StepDemand, StepShape};
 use share::Share;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use thiserror::Error;
 use worker_orcd_grammar::{GrammarError, Mask};
 use worker_orcd_ipc::{
     Began, Counters, Drafted, Drawn, FinishReason, Finished, Load, RequestId, Scored, StepReport,
     Submission, TokenId,
 };
-
-/// Errors that only a defective supervisor or device causes.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum SchedulerError {
-    #[error("request {0} was submitted while it was still running")]
-    DuplicateRequest(RequestId),
-    #[error("{found} tokens where {expected} were to be drawn")]
-    DrawnCount { expected: usize, found: usize },
-    #[error("request {request} was drawn token {token}, which is not in the vocabulary")]
-    TokenOutOfRange { request: RequestId, token: TokenId },
-    #[error("another token was drawn where the next one of request {0} was to be")]
-    NotToBeDrawn(RequestId),
-}
 
 /// Prompts that share the prefill budget of a step. Fewer, larger chunks read the KV cache less often; with two, a
 /// short new prompt gets its turn in the next step.
@@ -131,30 +126,7 @@ pub struct Scheduler {
     seals: Seals,
     counters: Counters,
     draft_costs: DraftCosts,
-}
-
-/// Demand of the next step before its budget of prompt tokens is set.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct StepDemand {
-    /// Decoding sequences.
-    pub decoding: usize,
-    /// Sequences without a generated token that hold a slot or can get a free one.
-    pub prompts: usize,
-    /// Computed positions of the furthest prompt.
-    pub deepest: usize,
-}
-
-/// Size of the planned step.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct StepShape {
-    /// Rows of decoding sequences.
-    pub decoding: usize,
-    /// Tokens of prompts, or of sequences being recomputed.
-    pub prompt_tokens: usize,
-    /// Mean number of preceding positions of such a token.
-    pub depth: usize,
-    /// Rows of decoding sequences beyond the first of each: of drafts, or of tokens that a grammar forces.
-    pub drafts: usize,
+    draft_model: Option<DraftModel>,
 }
 
 impl Scheduler {
@@ -179,12 +151,46 @@ impl Scheduler {
             seals: Seals::default(),
             counters: Counters::default(),
             draft_costs: DraftCosts::default(),
+            draft_model: None,
         }
     }
 
     /// Sets what drafts of the next steps cost; at first nothing.
     pub fn set_draft_costs(&mut self, costs: DraftCosts) {
         self.draft_costs = costs;
+    }
+
+    /// Adds a draft model with these pages.
+    #[must_use]
+    pub fn with_draft_model(mut self, limits: DraftModelLimits, cache: KvPages) -> Self {
+        self.draft_model = Some(DraftModel::new(limits, cache));
+        self
+    }
+
+    /// Sets what a step of the draft model costs; at first nothing.
+    pub fn set_draft_step_costs(&mut self, costs: DraftCosts) {
+        let model = self.draft_model.as_mut();
+        model.into_iter().for_each(|it| it.step_costs = costs);
+    }
+
+    /// True if the draft model may have work before the next step. That step then is not launched ahead.
+    #[must_use]
+    pub fn asks_draft_model(&self) -> bool {
+        let asks = |it: &Sequence| it.decodes() && it.may_ask_model(self.allowance, &self.limits);
+        self.draft_model.is_some() && self.running.iter().any(asks)
+    }
+
+    /// The turn of the draft model before the next plan. No step may be in flight.
+    pub fn draft_turn(&mut self) -> Option<DraftTurn<'_>> {
+        debug_assert!(self.flights.is_empty());
+        let (decoding, allowance) = (self.decoding(), self.text_allowance());
+        let model = self.draft_model.as_mut()?;
+        Some(DraftTurn {
+            allowance: model.allow(decoding, allowance),
+            model,
+            running: &mut self.running,
+            limits: &self.limits,
+        })
     }
 
     /// # Errors
@@ -298,6 +304,7 @@ impl Scheduler {
                 rows,
                 known: rows - draws.len(),
                 drafts: sequence.drafts(),
+                of_model: sequence.drafts_of_model(),
                 draws,
             }
         });
@@ -451,8 +458,13 @@ impl Scheduler {
         let counted = sequence.learn(drawn, &self.limits);
         self.counters.generated_tokens += counted as u64;
         if counted > 0 {
-            self.counters.draft_tokens += share.drafts as u64;
-            self.counters.accepted_draft_tokens += counted as u64 - 1;
+            let (offered, accepted) = (share.drafts as u64, counted as u64 - 1);
+            self.counters.draft_tokens += offered;
+            self.counters.accepted_draft_tokens += accepted;
+            if share.of_model {
+                self.counters.model_draft_tokens += offered;
+                self.counters.accepted_model_draft_tokens += accepted;
+            }
         }
         // Otherwise the next plan requests the mask, with those behind its drafts.
         if sequence.has_unknown() || !sequence.may_draft(&self.limits) {
@@ -466,9 +478,9 @@ impl Scheduler {
     /// Appends drafts to sequences that decode, and requests the masks that are still to be requested. Many sequences
     /// together have no drafts: their rows fill the device.
     fn add_drafts(&mut self) {
-        let decoding = self.running.iter().filter(|it| it.decodes()).count();
-        let batch_tokens = self.limits.max_batch_tokens as usize;
-        self.allowance = Allowance::of(decoding, batch_tokens, &self.draft_costs);
+        let model = self.draft_model.as_ref();
+        let allowance = self.text_allowance();
+        self.allowance = model.map_or(allowance, |it| it.allow(self.decoding(), allowance));
         for sequence in self.running.iter_mut().filter(|it| it.decodes()) {
             sequence.draft(self.allowance, &self.limits, &mut self.cache);
         }
@@ -476,6 +488,18 @@ impl Scheduler {
             self.mask_requests
                 .extend(sequence.next_mask_request(&self.limits));
         }
+    }
+
+    /// Number of decoding sequences.
+    #[must_use]
+    pub fn decoding(&self) -> usize {
+        self.running.iter().filter(|it| it.decodes()).count()
+    }
+
+    /// Limits of the next step's drafts without a draft model.
+    fn text_allowance(&self) -> Allowance {
+        let batch_tokens = self.limits.max_batch_tokens as usize;
+        Allowance::of(self.decoding(), batch_tokens, &self.draft_costs)
     }
 
     fn retire(&mut self) {
@@ -768,23 +792,6 @@ impl Scheduler {
     #[must_use]
     pub fn kv_used_bytes(&self) -> u64 {
         u64::from(self.cache.used_pages()) * self.cache.geometry().page_bytes
-    }
-}
-
-/// Maximum rows of each decoding sequence in a step. A sequence without drafts has more than one row if its grammar forces
-/// its next tokens. Such a token is a draft that is right: beside sequences without a grammar, which wait for it, its row
-/// must cost less than a token.
-fn rows_of_each<'a>(
-    decoding: impl Iterator<Item = &'a Sequence> + Clone,
-    limits: &Limits,
-    allowance: Allowance,
-) -> usize {
-    let count = decoding.clone().count().max(1);
-    let mut others = decoding.filter(|it| !it.constraint.is_grammar());
-    match others.next() {
-        Some(_) if allowance.cost < 1.0 => allowance.rows(),
-        Some(_) => 1,
-        None => (limits.max_batch_tokens as usize / count).clamp(1, MOST_FORCED),
     }
 }
 

@@ -69,10 +69,24 @@ pub struct Loaded {
     pub rank_head: Option<RankHead>,
     /// Maximum tokens of one request, prompt plus completion.
     pub max_sequence_tokens: u32,
+    pub draft: Option<LoadedDraft>,
     /// Child with a KV cache from which sealed pages may be adopted.
     pub adopts_from: Option<Generation>,
     /// Socket over which KV caches of other devices' children arrive.
     pub late_fd_socket: Option<FdSocket>,
+}
+
+/// A loaded draft model.
+#[expect(
+    missing_debug_implementations,
+    reason = "an executor has nothing to show"
+)]
+pub struct LoadedDraft {
+    pub executor: Box<dyn Executor>,
+    pub name: String,
+    pub vocab_size: u32,
+    /// Maximum tokens of a sequence.
+    pub max_sequence_tokens: u32,
 }
 
 /// Callback during a load: bytes done, total bytes.

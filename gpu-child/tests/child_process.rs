@@ -85,6 +85,7 @@ impl Supervisor {
                 .unwrap()
                 .to_owned(),
             model_file: ModelFile::AtPath,
+            draft_model: None,
             weights: None,
             kv_readers: KvReaders::None,
             adopts_from: None,

@@ -89,6 +89,9 @@ pub struct LoadOrder {
     /// never opens the files.
     pub model_path: String,
     pub model_file: ModelFile,
+    /// Path of the GGUF file of a draft model, which the child reads at every load. The first child refuses one that cannot
+    /// draft for the model; a child with a handed-over model file serves without it.
+    pub draft_model: Option<String>,
     /// Manifest of the weights of an earlier child. The descriptor of their memory is in the fd socket
     /// ([`FdKind::Weights`](crate::FdKind::Weights)). `None`: the child reads the file and sends the descriptor of its
     /// weights before `Ready`.
@@ -133,6 +136,8 @@ pub enum Speculation {
     Off,
     /// Earlier text of the same request.
     Text,
+    /// Earlier text, and a draft model where it offers nothing.
+    Auto,
 }
 
 /// Source of the model file, or of all [its files](mod@crate::model_parts).

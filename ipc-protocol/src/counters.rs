@@ -42,6 +42,10 @@ counters! {
     draft_tokens,
     /// Drafts that were accepted.
     accepted_draft_tokens,
+    /// Verified drafts of the draft model.
+    model_draft_tokens,
+    /// Accepted drafts of the draft model.
+    accepted_model_draft_tokens,
     /// Tokens of adopted pages, which were not computed again.
     adopted_tokens,
     /// Pages refused for adoption because their checksum differs from the sealed one.

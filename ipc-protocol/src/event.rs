@@ -79,6 +79,8 @@ pub struct ReadyReport {
     /// True if the child, as a standby, copies sealed pages before their requests arrive
     /// ([`Command::CopyAhead`](crate::Command::CopyAhead)).
     pub copies_ahead: bool,
+    /// Name of the draft model. `None`: there is none.
+    pub draft_model: Option<String>,
 }
 
 /// State of a child at a heartbeat.

@@ -34,8 +34,9 @@ pub const RING_CAPACITY: u32 = 2048;
 const _: () = assert!(RING_CAPACITY >= 20 * (80 + 5));
 
 const MAGIC: [u8; 8] = *b"ORCDFLIT";
-const VERSION: u32 = 2;
-const REQUESTS_PER_RECORD: usize = 3;
+const VERSION: u32 = 3;
+/// Number of requests that a record names.
+pub const REQUESTS_PER_RECORD: usize = 3;
 
 /// Encoded header or record.
 pub type Line = [u8; RECORD_BYTES];
@@ -93,6 +94,8 @@ pub enum Phase {
     Mixed,
     /// The logits are computed, and tokens are being sampled.
     Sample,
+    /// The draft model computes, for the sequences of this record and those of other records of this phase in the step.
+    Draft,
 }
 
 /// Requests of a step: their number, and the ids of the first few.
@@ -304,7 +307,13 @@ impl Moment {
 }
 
 impl Phase {
-    pub const ALL: [Self; 4] = [Self::Prefill, Self::Decode, Self::Mixed, Self::Sample];
+    pub const ALL: [Self; 5] = [
+        Self::Prefill,
+        Self::Decode,
+        Self::Mixed,
+        Self::Sample,
+        Self::Draft,
+    ];
 
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -313,6 +322,7 @@ impl Phase {
             Self::Decode => "decode",
             Self::Mixed => "mixed",
             Self::Sample => "sample",
+            Self::Draft => "draft model",
         }
     }
 }

@@ -19,6 +19,8 @@ pub struct MemoryReport {
     pub scratch_bytes: u64,
     /// Memory of NVIDIA's driver for CUDA graphs.
     pub graphs_bytes: u64,
+    /// Weights, KV cache, activations and graphs of the draft model.
+    pub draft_bytes: u64,
     /// Memory of NVIDIA's driver for the CUDA context.
     pub context_bytes: Option<u64>,
     /// Result of the latest check that weights and KV cache are in the device's own memory. `None`: not checked.
@@ -36,6 +38,7 @@ impl MemoryReport {
             self.kv_capacity_bytes,
             self.scratch_bytes,
             self.graphs_bytes,
+            self.draft_bytes,
         ];
         // The values come from an untrusted child, so their sum may overflow.
         uses.into_iter().fold(0, u64::saturating_add)

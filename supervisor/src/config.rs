@@ -52,6 +52,8 @@ pub struct Config {
     pub model: PathBuf,
     /// The model is missing on this machine.
     pub must_be_got: bool,
+    /// File of the draft model.
+    pub draft_model: Option<PathBuf>,
     pub device: DeviceChoice,
     pub child_binary: PathBuf,
     pub accept_fault_injection: bool,
@@ -185,6 +187,7 @@ fn read(reader: &mut Reader<'_>) -> Config {
     let model_ref = reader.optional("model", |text| Ok(text.to_owned()));
     let model_ref = model_ref.unwrap_or_default();
     let model = model::read(reader);
+    let draft_model = model::read_draft(reader);
     let device = read_device(reader);
     refuse_what_would_be_ignored(reader, device.as_ref());
     let child_binary = read_child_binary(reader);
@@ -198,6 +201,7 @@ fn read(reader: &mut Reader<'_>) -> Config {
             Some(Whereabouts::Elsewhere) | None => model_ref.as_str().into(),
         },
         model_ref,
+        draft_model,
         device: device.unwrap_or(DeviceChoice::Auto),
         child_binary: child_binary.unwrap_or_default(),
         worker_id: worker_id.unwrap_or_else(Uuid::new_v4),
@@ -225,6 +229,7 @@ fn read(reader: &mut Reader<'_>) -> Config {
     };
     refuse_an_address_of_no_use(reader, &config);
     refuse_drafts_beside_a_trace(reader, &config.load);
+    refuse_a_draft_model_of_no_use(reader, &config.load);
     config
 }
 
@@ -240,10 +245,25 @@ fn refuse_an_address_of_no_use(reader: &mut Reader<'_>, config: &Config) {
 
 /// Refuses drafts beside a trace: it has one row of logits for each token.
 fn refuse_drafts_beside_a_trace(reader: &mut Reader<'_>, load: &LoadConfig) {
-    if load.trace.is_some() && load.speculation != Speculation::Off {
-        let [trace, drafts] = ["trace-logits", "speculation"].map(|it| reader.origin(it));
+    if load.trace.is_none() || load.speculation == Speculation::Off {
+        return;
+    }
+    let trace = reader.origin("trace-logits");
+    let what = match reader.has("speculation") {
+        true => format!("set {} to off", reader.origin("speculation")),
+        false => format!("leave out {}", reader.origin("draft-model")),
+    };
+    reader.error(format!(
+        "{trace} records one row for each token, and steps with drafts compute more; {what}"
+    ));
+}
+
+/// Refuses a draft model whose drafts are not wanted.
+fn refuse_a_draft_model_of_no_use(reader: &mut Reader<'_>, load: &LoadConfig) {
+    if reader.has("draft-model") && load.speculation != Speculation::Auto {
+        let [model, source] = ["draft-model", "speculation"].map(|it| reader.origin(it));
         reader.error(format!(
-            "{trace} records one row for each token, and steps with drafts compute more; set {drafts} to off"
+            "{model} has no use with this {source}; set it to auto"
         ));
     }
 }
@@ -292,8 +312,16 @@ fn read_limits(reader: &mut Reader<'_>) -> RequestLimits {
 }
 
 fn read_load(reader: &mut Reader<'_>) -> LoadConfig {
-    let sources = &[("off", Speculation::Off), ("text", Speculation::Text)];
+    let sources = &[
+        ("off", Speculation::Off),
+        ("text", Speculation::Text),
+        ("auto", Speculation::Auto),
+    ];
     let speculation = reader.optional("speculation", one_of(sources));
+    let by_default = match reader.has("draft-model") {
+        true => Speculation::Auto,
+        false => Speculation::Off,
+    };
     LoadConfig {
         kv_cache_bytes: reader.optional("kv-cache-size", units::bytes),
         memory_permille: reader.optional("gpu-memory-utilization", units::permille),
@@ -303,7 +331,7 @@ fn read_load(reader: &mut Reader<'_>) -> LoadConfig {
         step_budget_us: reader.optional("step-budget", step_budget),
         threads: reader.optional("threads", within(1..=1024)),
         prefix_cache: !reader.switch("no-prefix-cache"),
-        speculation: speculation.unwrap_or(Speculation::Off),
+        speculation: speculation.unwrap_or(by_default),
         trace: read_trace(reader),
     }
 }

@@ -34,6 +34,7 @@ pub fn ready_report(max_running: u32, max_sequence_tokens: Option<u32>) -> Ready
         max_sequence_tokens: max_sequence_tokens.unwrap_or(CONTEXT_TOKENS),
         kv_capacity_tokens: u64::from(CONTEXT_TOKENS) * u64::from(max_running),
         copies_ahead: false,
+        draft_model: None,
     }
 }
 

@@ -45,6 +45,7 @@ pub mod streamed_answer;
 pub mod systemd;
 pub mod tools_model;
 pub mod tracer;
+pub mod twins;
 pub mod worker;
 
 pub use beside::{Bystander, a_beat_a_step, on_the_beat};

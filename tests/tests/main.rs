@@ -35,6 +35,7 @@ mod device;
 mod device_figures;
 mod devices;
 mod doctor;
+mod draft_model;
 mod embeddings;
 mod endurance;
 mod escapes;

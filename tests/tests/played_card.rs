@@ -136,3 +136,47 @@ fn adopts_from_the_dead(name: &str) {
     assert!(adopted > 64, "{adopted}");
     assert_eq!(changed, 0);
 }
+
+/// A model that drafts for itself, with windows: both executors compute on one card, and with the noise of the request each
+/// draft is right.
+#[test]
+fn a_draft_model_on_the_card_changes_no_token() {
+    let Some(card) = PlayedCuda::of_this_build() else {
+        return;
+    };
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let families = some_written_to(folder.path(), &["gemma3"]);
+    let path = families[0].path.as_ref().expect("it was written");
+    let worker = || {
+        Worker::with_model(path)
+            .arg("--kv-cache-size", "16MiB")
+            .arg("--prefill-chunk", 128)
+    };
+    let plain = card.seen_by(worker()).start();
+    let drafting = worker().arg("--draft-model", path.display());
+    let drafting = card.seen_by(drafting).start();
+    let completion = |worker: &Worker, temperature: f64| {
+        let body = json!({
+            "prompt": "Tell me of the sea and of the ships.", "max_tokens": 24, "seed": 3,
+            "temperature": temperature, "ignore_eos": true,
+        });
+        let answer = worker.client().post("/v1/completions", &body);
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        answer.json()["choices"][0]["text"].clone()
+    };
+    for temperature in [0.8, 0.0] {
+        let expected = completion(&plain, temperature);
+        assert_eq!(completion(&drafting, temperature), expected);
+    }
+    let [offered, accepted] = wait::until("accepted drafts of the model", || {
+        let names = [
+            "worker_orcd_model_draft_tokens_total",
+            "worker_orcd_accepted_model_draft_tokens_total",
+        ];
+        let counted = drafting.client().try_metrics(names).ok()?;
+        (counted[1] > 0).then_some(counted)
+    });
+    assert_eq!(offered, accepted);
+    let vram = &drafting.client().health()["vram"];
+    assert!(vram["draft_bytes"].as_u64() > vram["weights_bytes"].as_u64());
+}

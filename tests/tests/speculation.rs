@@ -9,7 +9,7 @@ use worker_orcd_tests::tools_model::with_tools;
 use worker_orcd_tests::{Worker, wait};
 
 const CHAT: &str = "/v1/chat/completions";
-const COMPLETIONS: &str = "/v1/completions";
+pub(crate) const COMPLETIONS: &str = "/v1/completions";
 const MESSAGES: &str = "/v1/messages";
 const RESPONSES: &str = "/v1/responses";
 
@@ -18,7 +18,7 @@ fn prompt() -> String {
     "The river runs past the old mill and on to the sea, and the boats run with it. ".repeat(8)
 }
 
-fn with(base: Value, extra: &Value) -> Value {
+pub(crate) fn with(base: Value, extra: &Value) -> Value {
     let mut body = base;
     for (name, value) in extra.as_object().expect("fields") {
         body[name] = value.clone();
@@ -26,7 +26,7 @@ fn with(base: Value, extra: &Value) -> Value {
     body
 }
 
-fn completion(extra: &Value) -> Value {
+pub(crate) fn completion(extra: &Value) -> Value {
     let base = json!({"prompt": prompt(), "max_tokens": 60, "ignore_eos": true});
     with(base, extra)
 }
@@ -62,7 +62,7 @@ fn format(schema: &Value) -> Value {
 }
 
 /// Requests of every kind that samples differently.
-fn requests() -> Vec<(&'static str, Value)> {
+pub(crate) fn requests() -> Vec<(&'static str, Value)> {
     let sampled = json!({"temperature": 0.7, "top_p": 0.9, "seed": 3});
     let user = json!([{"role": "user", "content": prompt()}]);
     vec![
@@ -123,7 +123,7 @@ fn requests() -> Vec<(&'static str, Value)> {
 }
 
 /// The part of an answer that equal requests have in common.
-fn content(client: &Client, path: &str, body: &Value) -> Value {
+pub(crate) fn content(client: &Client, path: &str, body: &Value) -> Value {
     let answer = client.post(path, body);
     assert_eq!(answer.status, 200, "{path}: {}", answer.text());
     let answer = answer.json();
@@ -149,7 +149,7 @@ fn counted(client: &Client, body: &Value) -> [u64; 2] {
     details(&answer["usage"])
 }
 
-fn details(usage: &Value) -> [u64; 2] {
+pub(crate) fn details(usage: &Value) -> [u64; 2] {
     let details = &usage["completion_tokens_details"];
     ["accepted", "rejected"].map(|kind| {
         let count = details[format!("{kind}_prediction_tokens")].as_u64();

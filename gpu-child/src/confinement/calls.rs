@@ -217,6 +217,7 @@ mod tests {
 
     const ON_A_CARD: Allowed = Allowed {
         model: None,
+        draft_model: None,
         trace: None,
         cuda: true,
         unconfined: false,

@@ -109,6 +109,7 @@ fn rows(allowed: &Allowed) -> Vec<Row> {
             allowed
                 .model
                 .iter()
+                .chain(&allowed.draft_model)
                 .flat_map(|it| model_parts(it))
                 .collect(),
         ),
@@ -192,24 +193,27 @@ mod tests {
     #[test]
     fn the_model_is_read_the_trace_appended_to_and_their_neighbours_are_out_of_reach() {
         let directory = tempfile::tempdir().unwrap();
-        let [model, trace, other] =
-            ["model", "trace", "other"].map(|name| directory.path().join(name));
-        for file in [&model, &trace, &other] {
+        let [model, draft, trace, other] =
+            ["model", "draft", "trace", "other"].map(|name| directory.path().join(name));
+        for file in [&model, &draft, &trace, &other] {
             fs::write(file, "text").unwrap();
         }
         let allowed = Allowed {
             model: Some(model.clone()),
+            draft_model: Some(draft.clone()),
             trace: Some(trace.clone()),
             ..Allowed::default()
         };
         let append = |path| File::options().append(true).create(true).open(path);
         confined(&allowed, || {
-            assert_eq!(fs::read_to_string(&model).unwrap(), "text");
+            for readable in [&model, &draft] {
+                assert_eq!(fs::read_to_string(readable).unwrap(), "text");
+            }
             append(&trace).unwrap();
             for wrong in [&other, &trace] {
                 assert!(refused(File::open(wrong)), "{wrong:?} is read");
             }
-            for wrong in [&other, &model] {
+            for wrong in [&other, &model, &draft] {
                 assert!(refused(append(wrong)), "{wrong:?} is written");
                 assert!(refused(fs::remove_file(wrong)), "{wrong:?} is removed");
             }

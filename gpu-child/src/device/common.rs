@@ -42,8 +42,19 @@ pub struct LoadOptions {
     pub kv_readers: KvReaders,
     /// Bytes that another process holds now, and that are free when this one serves.
     pub lent: u64,
+    /// Memory of another executor of this process.
+    pub beside: Beside,
     /// Name of the model, for faults only.
     pub model: String,
+}
+
+/// Memory of another executor of the same process and device, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Beside {
+    /// Part that is allocated.
+    pub taken: u64,
+    /// Part that is allocated later.
+    pub promised: u64,
 }
 
 impl LoadOptions {

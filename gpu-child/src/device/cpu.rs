@@ -136,6 +136,7 @@ impl Executor for CpuExecutor {
             kv_taken_bytes: self.kv.arena().taken_bytes(),
             scratch_bytes: self.scratch.bytes(),
             graphs_bytes: 0,
+            draft_bytes: 0,
             context_bytes: None,
             resident: None,
             weights_checked: 0,

@@ -212,6 +212,7 @@ impl Executor for CudaExecutor {
             kv_taken_bytes: Some(bytes(Purpose::Kv)),
             scratch_bytes: bytes(Purpose::Scratch),
             graphs_bytes: bytes(Purpose::Graphs),
+            draft_bytes: 0,
             // Other processes may share the card, so the driver's own share cannot be separated.
             context_bytes: None,
             // A weight that is not resident is a fault.

@@ -34,6 +34,32 @@ impl OpenDevice {
         })
     }
 
+    /// Free and total bytes of a card; `None` for the CPU.
+    ///
+    /// # Errors
+    /// If NVIDIA's driver returns an error.
+    pub(crate) fn card_memory(&self) -> Result<Option<(u64, u64)>, Fault> {
+        match self {
+            Self::Cpu(_) => Ok(None),
+            Self::Cuda(device) => device.memory().map(Some),
+        }
+    }
+
+    /// Loads a model whose weights no later process takes over.
+    ///
+    /// # Errors
+    /// Those of [`Self::load`].
+    pub(crate) fn load_unshared(
+        self,
+        source: Source<'_>,
+        order: &LoadOrder,
+        options: LoadOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Box<dyn Executor>, Fault> {
+        let placed = self.load(source, order, options, progress)?;
+        Ok(placed.executor)
+    }
+
     /// Loads the model.
     ///
     /// # Errors

@@ -11,6 +11,7 @@ fn order(path: &Path, threads: u32) -> LoadOrder {
     LoadOrder {
         model_path: path.to_str().expect("a plain path").to_owned(),
         model_file: ModelFile::AtPath,
+        draft_model: None,
         weights: None,
         kv_readers: KvReaders::None,
         adopts_from: None,

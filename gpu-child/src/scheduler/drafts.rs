@@ -1,4 +1,4 @@
-//! Speculative decoding: drafts of a sequence's next tokens, from its own text.
+//! Speculative decoding: drafts of a sequence's next tokens, from its own text or of a [draft model](super::draft_model).
 //!
 //! ```text
 //!   tokens        … the cat sat on the mat. … the cat sat            draft: on the mat .
@@ -18,7 +18,8 @@
 //!
 //! The i-th draft saves a step if it and all before it are right. With the share p of recent drafts that were, the
 //! probability is p^i. Its row makes the step longer; it is worth that [cost](DraftCosts) if p^i exceeds it. A sequence has
-//! 1, 3, 7 or 15 drafts ([`rounded`]), fewer if its pages have no room.
+//! 1, 3, 7 or 15 drafts ([`rounded`]), fewer if its pages have no room. A draft of the model also costs a step of the model.
+//! The successes of the two sources are counted apart.
 
 use super::prediction::Prediction;
 use std::collections::HashMap;
@@ -47,7 +48,7 @@ const PRIOR: [f32; 2] = [2.0, 2.5];
 const DECAY: f32 = 0.8;
 
 /// Cost of a draft, by the number of decoding sequences (1, 2 to 3, 4 to 7, and so on): the time that its row adds to a
-/// step, divided by the time of a step per sequence.
+/// step, divided by the time of a step per sequence. Or the cost of a step of the draft model in the same unit, per sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct DraftCosts(pub [f32; DraftCosts::CLASSES]);
 
@@ -71,6 +72,33 @@ impl DraftCosts {
 pub(super) struct Allowance {
     pub most: usize,
     pub cost: f32,
+    pub model: ModelAllowance,
+}
+
+/// Limits of the draft model.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ModelAllowance {
+    /// Cost of each of its drafts, beside that of any draft. Infinite without a model.
+    pub cost: f32,
+    /// Maximum tokens of a sequence.
+    pub reach: usize,
+}
+
+impl Default for ModelAllowance {
+    fn default() -> Self {
+        Self {
+            cost: f32::INFINITY,
+            reach: 0,
+        }
+    }
+}
+
+/// Source of drafts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Source {
+    /// The prediction or the text of the request.
+    Text,
+    Model,
 }
 
 impl Allowance {
@@ -80,7 +108,21 @@ impl Allowance {
         Self {
             most: rows.saturating_sub(1).min(MOST),
             cost: costs.of(decoding),
+            model: ModelAllowance::default(),
         }
+    }
+
+    /// The same with a draft model, which computes sequences of at most `reusable_prefix` tokens.
+    pub(super) fn with_model(self, decoding: usize, steps: &DraftCosts, reach: usize) -> Self {
+        let cost = steps.of(decoding);
+        let model = ModelAllowance { cost, reach };
+        Self { model, ..self }
+    }
+
+    /// The same with at most this many drafts.
+    pub(super) fn at_most(self, most: usize) -> Self {
+        let most = most.min(self.most);
+        Self { most, ..self }
     }
 
     /// Rows of a sequence that may be sampled.
@@ -96,12 +138,60 @@ pub(super) struct Drafter {
     /// Tokens of the prompt.
     prompt_len: usize,
     runs: Runs,
+    of_text: Success,
+    of_model: Success,
+}
+
+/// Recent success of a source of drafts.
+#[derive(Debug)]
+struct Success {
     /// Accepted drafts, and drafts that were accepted or rejected. Those of earlier steps weigh less ([`DECAY`]).
     right: f32,
     decided: f32,
     /// No drafts before the sequence has this many tokens.
     resumes_at: usize,
     pause: usize,
+}
+
+impl Default for Success {
+    fn default() -> Self {
+        Self {
+            right: 0.0,
+            decided: 0.0,
+            resumes_at: 0,
+            pause: SHORTEST_PAUSE,
+        }
+    }
+}
+
+impl Success {
+    /// Number of drafts that are worth their cost.
+    fn worthwhile(&self, most: usize, cost: f32) -> usize {
+        let [right, decided] = PRIOR;
+        let success = (self.right + right) / (self.decided + decided);
+        let chances = std::iter::successors(Some(success), |chance| Some(chance * success));
+        let worthwhile = chances.take(most).take_while(|chance| *chance > cost);
+        rounded(worthwhile.count())
+    }
+
+    /// Records how many drafts of a step were accepted.
+    fn observe(&mut self, offered: usize, accepted: usize) {
+        let wrong = usize::from(accepted < offered);
+        self.right = DECAY * self.right + accepted as f32;
+        self.decided = DECAY * self.decided + (accepted + wrong) as f32;
+    }
+
+    /// Begins a pause behind so many tokens, twice as long as the last one.
+    fn pause_at(&mut self, tokens: usize) {
+        self.resumes_at = tokens.saturating_add(self.pause);
+        self.pause = (2 * self.pause).min(LONGEST_PAUSE);
+    }
+
+    /// Ends the pause, and forgets those before.
+    fn resume(&mut self) {
+        self.resumes_at = 0;
+        self.pause = SHORTEST_PAUSE;
+    }
 }
 
 /// Runs of [`MATCH`] tokens in a text that grows.
@@ -143,14 +233,12 @@ impl Drafter {
             prediction: Prediction::new(prediction),
             prompt_len,
             runs: Runs::default(),
-            right: 0.0,
-            decided: 0.0,
-            resumes_at: 0,
-            pause: SHORTEST_PAUSE,
+            of_text: Success::default(),
+            of_model: Success::default(),
         }
     }
 
-    /// Drafts behind these tokens.
+    /// Drafts from the text behind these tokens.
     pub(super) fn drafts(&mut self, tokens: &[TokenId], allowance: Allowance) -> Vec<TokenId> {
         self.behind(tokens, 0, allowance)
     }
@@ -169,10 +257,9 @@ impl Drafter {
         let predicted = predicted[..rounded(worthwhile.min(predicted.len()))].to_vec();
         if self.prediction.take_found() {
             // What was wrong before does not concern this place.
-            self.resumes_at = 0;
-            self.pause = SHORTEST_PAUSE;
+            self.of_text.resume();
         }
-        if tokens.len() < self.resumes_at {
+        if tokens.len() < self.of_text.resumes_at {
             return Vec::new();
         }
         let drafts = if is_predicted {
@@ -184,8 +271,8 @@ impl Drafter {
         };
         if worthwhile == 0 {
             // It gradually forgets its success.
-            self.right *= DECAY;
-            self.decided *= DECAY;
+            self.of_text.right *= DECAY;
+            self.of_text.decided *= DECAY;
         }
         drafts
     }
@@ -195,25 +282,68 @@ impl Drafter {
         !self.behind(tokens, 1, allowance).is_empty()
     }
 
-    /// Number of drafts that are worth their cost.
-    fn worthwhile(&self, Allowance { most, cost }: Allowance) -> usize {
-        let [right, decided] = PRIOR;
-        let success = (self.right + right) / (self.decided + decided);
-        let chances = std::iter::successors(Some(success), |chance| Some(chance * success));
-        let worthwhile = chances.take(most).take_while(|chance| *chance > cost);
-        rounded(worthwhile.count())
+    /// Number of drafts from the text that are worth their cost.
+    fn worthwhile(&self, Allowance { most, cost, .. }: Allowance) -> usize {
+        self.of_text.worthwhile(most, cost)
+    }
+
+    /// Number of drafts that the model is to make behind so many tokens.
+    pub(super) fn wanted_of_model(&mut self, tokens: usize, allowance: Allowance) -> usize {
+        let Allowance { most, cost, model } = allowance;
+        let most = most.min(model.reach.saturating_sub(tokens));
+        let cost = cost + model.cost;
+        if tokens < self.of_model.resumes_at {
+            return 0;
+        }
+        let wanted = self.of_model.worthwhile(most, cost);
+        // Otherwise no success would make a draft worth its cost.
+        let is_unsuccessful = wanted == 0 && Success::default().worthwhile(most, cost) > 0;
+        if is_unsuccessful {
+            self.of_model.pause_at(tokens);
+            (self.of_model.right, self.of_model.decided) = (0.0, 0.0);
+        }
+        wanted
+    }
+
+    /// True if the model may be asked for drafts behind so many tokens.
+    pub(super) fn may_ask_model(&self, tokens: usize, allowance: Allowance) -> bool {
+        let Allowance { most, cost, model } = allowance;
+        let is_asked = tokens >= self.of_model.resumes_at && tokens < model.reach;
+        is_asked && self.of_model.worthwhile(most, cost + model.cost) > 0
+    }
+
+    /// Pauses the drafts of the model, which has no room for the sequence.
+    pub(super) fn goes_without_model(&mut self, tokens: usize) {
+        self.of_model.pause_at(tokens);
+    }
+
+    /// Ends the drafts of the model: the sequence has a token that it does not know.
+    pub(super) fn leaves_model(&mut self) {
+        self.of_model.resumes_at = usize::MAX;
     }
 
     /// Records how many drafts of a step were accepted. `tokens`: length of the sequence after it.
-    pub(super) fn observe(&mut self, offered: usize, accepted: usize, tokens: usize) {
-        let wrong = usize::from(accepted < offered);
-        self.right = DECAY * self.right + accepted as f32;
-        self.decided = DECAY * self.decided + (accepted + wrong) as f32;
-        if accepted > 0 {
-            self.pause = SHORTEST_PAUSE;
-        } else {
-            self.resumes_at = tokens + self.pause;
-            self.pause = (2 * self.pause).min(LONGEST_PAUSE);
+    pub(super) fn observe(
+        &mut self,
+        source: Source,
+        offered: usize,
+        accepted: usize,
+        tokens: usize,
+    ) {
+        match source {
+            Source::Text => {
+                self.of_text.observe(offered, accepted);
+                match accepted {
+                    0 => self.of_text.pause_at(tokens),
+                    _ => self.of_text.pause = SHORTEST_PAUSE,
+                }
+            }
+            Source::Model => {
+                self.of_model.observe(offered, accepted);
+                if accepted == offered {
+                    self.of_model.pause = SHORTEST_PAUSE;
+                }
+            }
         }
     }
 
@@ -240,7 +370,7 @@ fn continued(tokens: &[TokenId], end: usize, count: usize) -> Vec<TokenId> {
 
 /// The largest number of drafts up to this one that makes a power of two of rows. A device that records its steps has
 /// a recording for each number of rows.
-fn rounded(drafts: usize) -> usize {
+pub(super) fn rounded(drafts: usize) -> usize {
     let rows = (1 + drafts).ilog2();
     (1 << rows) - 1
 }
@@ -285,6 +415,10 @@ mod tests {
     const FREE: Allowance = Allowance {
         most: MOST,
         cost: 0.0,
+        model: ModelAllowance {
+            cost: 0.0,
+            reach: usize::MAX,
+        },
     };
 
     fn at_most(most: usize) -> Allowance {
@@ -338,8 +472,8 @@ mod tests {
         let mut drafter = Drafter::new(0, tokens(0..40).into());
         let mut text = tokens([99]);
         assert_eq!(drafter.drafts(&text, FREE), []);
-        drafter.observe(3, 0, 1);
-        drafter.observe(3, 0, 2);
+        drafter.observe(Source::Text, 3, 0, 1);
+        drafter.observe(Source::Text, 3, 0, 2);
         text.extend(tokens(3..3 + MATCH as u32));
         assert_eq!(
             drafter.drafts(&text, at_most(1)),
@@ -359,17 +493,17 @@ mod tests {
 
     #[test]
     fn a_draft_is_worth_its_cost() {
-        let costing = |cost| Allowance { most: MOST, cost };
+        let costing = |cost| Allowance { cost, ..FREE };
         let mut drafter = drafter();
         // 0.8, 0.64, 0.51, 0.41, ...
         let counts = [0.0, 0.3, 0.5, 0.7, 0.9].map(|cost| drafter.worthwhile(costing(cost)));
         assert_eq!(counts, [MOST, 3, 3, 1, 0]);
         for _ in 0..20 {
-            drafter.observe(4, 4, 0);
+            drafter.observe(Source::Text, 4, 4, 0);
         }
         assert_eq!(drafter.worthwhile(costing(0.7)), 15);
         for _ in 0..20 {
-            drafter.observe(4, 1, 0);
+            drafter.observe(Source::Text, 4, 1, 0);
         }
         assert_eq!(drafter.worthwhile(costing(0.4)), 1);
         assert_eq!(drafter.worthwhile(costing(0.6)), 0);
@@ -387,12 +521,12 @@ mod tests {
             !drafter.drafts(&text[..tokens], FREE).is_empty()
         };
         for (tokens, accepted, pause) in [(100, 0, 8), (200, 0, 16), (300, 1, 0), (400, 0, 8)] {
-            drafter.observe(2, accepted, tokens);
+            drafter.observe(Source::Text, 2, accepted, tokens);
             assert!(pause == 0 || !has_drafts(&mut drafter, tokens + pause - 1));
             assert!(has_drafts(&mut drafter, tokens + pause));
         }
         for _ in 0..20 {
-            drafter.observe(2, 0, 500);
+            drafter.observe(Source::Text, 2, 0, 500);
         }
         assert!(!has_drafts(&mut drafter, 499 + LONGEST_PAUSE));
         assert!(has_drafts(&mut drafter, 500 + LONGEST_PAUSE));

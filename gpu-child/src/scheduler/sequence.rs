@@ -5,7 +5,8 @@ mod paging;
 
 use super::Limits;
 use super::constraint::{Constraint, MaskRequest};
-use super::drafts::Drafter;
+use super::draft_model::Proposal;
+use super::drafts::{Drafter, Source};
 use super::fair_queue::Candidate;
 use super::page_table::PageTable;
 use super::reasoning_budget::ReasoningBudget;
@@ -45,6 +46,9 @@ pub(super) struct Sequence {
     /// Drafts of the step in flight, including those that were removed from it for lack of a mask.
     offered: usize,
     drafter: Drafter,
+    /// Drafts for the step that is planned next, and the source of those in the last planned one.
+    proposal: Option<Proposal>,
+    source: Source,
     /// The next step waits for the token in flight, behind which drafts are likely.
     awaits_drafts: bool,
     /// The sampling of the newest `TO_BE_DRAWN` is not decided yet.
@@ -110,6 +114,8 @@ impl Sequence {
             drafts: 0,
             offered: 0,
             drafter: Drafter::new(prompt_len, Arc::clone(&params.prediction)),
+            proposal: None,
+            source: Source::Text,
             awaits_drafts: false,
             is_open: false,
             prompt_len,
@@ -136,6 +142,11 @@ impl Sequence {
 
     pub(super) fn prompt_len(&self) -> usize {
         self.prompt_len
+    }
+
+    /// All tokens, also those in flight and drafts.
+    pub(super) fn tokens(&self) -> &[TokenId] {
+        &self.tokens
     }
 
     fn known(&self) -> &[TokenId] {

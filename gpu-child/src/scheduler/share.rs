@@ -12,6 +12,8 @@ pub(super) struct Share {
     /// The first of them, which are not sampled, because the tokens behind them are known.
     pub known: usize,
     pub drafts: usize,
+    /// The drafts are those of the draft model.
+    pub of_model: bool,
     /// Indices of the tokens sampled from the next rows; empty if none is sampled.
     pub draws: Range<u32>,
 }

@@ -3,6 +3,7 @@
 mod adoption;
 mod biases;
 mod constraint;
+mod draft_model;
 mod drafts;
 mod embeddings;
 mod fairness;
@@ -34,6 +35,8 @@ struct Outcome {
 struct Bench {
     scheduler: Scheduler,
     device: PagedDevice,
+    /// The device of a draft model.
+    draft: Option<PagedDevice>,
     outcomes: BTreeMap<RequestId, Outcome>,
     /// Reported drafts, and those that became tokens.
     drafted: [u64; 2],
@@ -80,6 +83,7 @@ impl Bench {
         Self {
             scheduler: Scheduler::new(limits, KvPages::new(geometry, shares_prefixes)),
             device: PagedDevice::new(geometry),
+            draft: None,
             outcomes: BTreeMap::new(),
             drafted: [0; 2],
             step: 0,
@@ -110,6 +114,11 @@ impl Bench {
             self.draw();
         }
         let may_plan = !self.is_open && self.answers.len() <= usize::from(self.is_ahead);
+        // A step is launched ahead only if the draft model has no work before it.
+        let may_plan = may_plan && (self.answers.is_empty() || !self.scheduler.asks_draft_model());
+        if may_plan && self.answers.is_empty() {
+            self.turn_of_draft_model();
+        }
         let computes = may_plan && self.scheduler.plan(|_| prefill_tokens);
         if computes {
             let work = self.scheduler.work();

@@ -67,6 +67,16 @@ impl Pacer {
         }
     }
 
+    /// Records the duration of a step of the draft model beside so many decoding sequences, with a row of each.
+    pub(super) fn observe_draft_step(&mut self, decoding: usize, took: Duration) {
+        self.drafts.observe_model(decoding, took);
+    }
+
+    /// What a step of the draft model costs.
+    pub(super) fn draft_step_costs(&self) -> DraftCosts {
+        self.drafts.model_costs()
+    }
+
     /// What drafts of the next step cost.
     pub(super) fn draft_costs(&self) -> DraftCosts {
         self.drafts.costs()

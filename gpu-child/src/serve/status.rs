@@ -20,6 +20,7 @@ pub(super) enum Doing {
     WaitsForCommands,
     WaitsForMasks,
     Plans,
+    Drafts,
     Computes,
     WaitsForDevice,
     Inspects,
@@ -27,12 +28,13 @@ pub(super) enum Doing {
 }
 
 impl Doing {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::Loads,
         Self::TakesOver,
         Self::WaitsForCommands,
         Self::WaitsForMasks,
         Self::Plans,
+        Self::Drafts,
         Self::Computes,
         Self::WaitsForDevice,
         Self::Inspects,
@@ -46,6 +48,7 @@ impl Doing {
             Self::WaitsForCommands => "waits for commands",
             Self::WaitsForMasks => "waits for what a grammar allows",
             Self::Plans => "plans a step",
+            Self::Drafts => "computes with the draft model",
             Self::Computes => "launches or computes a step",
             Self::WaitsForDevice => "waits for the device",
             Self::Inspects => "looks whether the weights are the same",

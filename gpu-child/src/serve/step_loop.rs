@@ -10,6 +10,7 @@
 //! Under a grammar the next mask depends on the previous token. Such a step is launched without its sampling
 //! ([`launch`]), the masks are computed while the device computes, and then it samples.
 
+mod drafting;
 mod kept_kv;
 mod launch;
 
@@ -17,14 +18,15 @@ use super::pacer::Pacer;
 use super::reader::Conversation;
 use super::step_times::StepTimes;
 use super::watch::watch;
-use super::{Doing, Link, Loaded, Progress, Status, spawn};
+use super::{Doing, Link, Loaded, LoadedDraft, Progress, Status, spawn};
 use crate::device::Executor;
 use crate::fd_socket::FdSocket;
 use crate::flight_recorder::FlightRecorder;
 use crate::grammars::Grammars;
 use crate::kv_pages::KvPages;
-use crate::scheduler::{Limits, Scheduler, SchedulerError};
+use crate::scheduler::{DraftModelLimits, Limits, Scheduler, SchedulerError};
 use crate::trace::LogitsTrace;
+use drafting::{Around, Drafting, memory_of};
 use launch::StepInFlight;
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
@@ -99,6 +101,7 @@ struct StepLoop<'a> {
     status: &'a Status,
     recorder: FlightRecorder,
     executor: Box<dyn Executor>,
+    drafting: Option<Drafting>,
     scheduler: Scheduler,
     grammars: Grammars,
     trace: Option<LogitsTrace>,
@@ -132,8 +135,9 @@ impl<'a> StepLoop<'a> {
         status: &'a Status,
         recorder: FlightRecorder,
         order: &LoadOrder,
-        loaded: Loaded,
+        mut loaded: Loaded,
     ) -> Result<(Self, ReadyReport), Fault> {
+        let limits = limits_of(order, &mut loaded);
         let Loaded {
             mut executor,
             model,
@@ -141,33 +145,27 @@ impl<'a> StepLoop<'a> {
             weights,
             tokenizer,
             sampling,
-            suppressed,
-            rank_head,
             max_sequence_tokens,
+            draft,
             adopts_from,
             late_fd_socket,
+            ..
         } = loaded;
         let geometry = executor.kv_geometry();
-        let max_batch_tokens = executor.max_batch_tokens();
         let first_tokens = executor.first_prompt_tokens();
-        let max_running = order.max_running.clamp(1, max_batch_tokens.max(1));
-        let limits = Limits {
-            max_running,
-            max_sequence_tokens,
-            max_batch_tokens,
-            vocab_size: model.vocab_size,
-            speculates: order.speculation == Speculation::Text,
-            traces_logits: order.trace.is_some(),
-            end_of_generation: tokenizer.end_of_generation.iter().copied().collect(),
-            suppressed,
-            words: Arc::new(Vocabulary::from_facts(&tokenizer).unwrap_or_default()),
-            rank_head: rank_head.map(Arc::new),
-        };
+        let max_running = limits.max_running;
         let step_budget = order.step_budget_us.map(microseconds);
         let device = executor.facts();
         let trace = order.trace.as_ref();
         let trace = trace.and_then(|order| trace_of(link, order, &device.id));
-        let memory = executor.memory();
+        let mut scheduler = Scheduler::new(limits, KvPages::new(geometry, order.prefix_cache));
+        if let Some(draft) = &draft {
+            let limits = draft_limits_of(draft);
+            let cache = KvPages::new(draft.executor.kv_geometry(), order.prefix_cache);
+            scheduler = scheduler.with_draft_model(limits, cache);
+        }
+        let drafting = draft.map(Drafting::of);
+        let memory = memory_of(&*executor, drafting.as_ref());
         let ready = ReadyReport {
             model,
             identity,
@@ -180,13 +178,15 @@ impl<'a> StepLoop<'a> {
             max_sequence_tokens,
             kv_capacity_tokens: geometry.tokens_in(geometry.pages),
             copies_ahead: executor.kv_transfer().is_some_and(|kv| kv.copies_ahead()),
+            draft_model: drafting.as_ref().map(|it| it.name.clone()),
         };
         let steps = Self {
             link,
             status,
             recorder,
             executor,
-            scheduler: Scheduler::new(limits, KvPages::new(geometry, order.prefix_cache)),
+            drafting,
+            scheduler,
             grammars: Grammars::new(&tokenizer),
             trace,
             pacer: Pacer::new(first_tokens, order.prefill_chunk_tokens, step_budget),
@@ -243,7 +243,7 @@ impl<'a> StepLoop<'a> {
                 self.wait_for_draws()?;
                 self.draw()?;
             }
-            let launches = self.may_launch_ahead() && self.plan();
+            let launches = self.may_launch_ahead() && self.plan()?;
             // A grammar is compiled during the prefill.
             self.ask_for_masks()?;
             if !self.report_between_steps() {
@@ -323,11 +323,29 @@ impl<'a> StepLoop<'a> {
         !says_something || self.link.send(Event::Step(report))
     }
 
-    /// Plans the next step. False if there is nothing to compute.
-    fn plan(&mut self) -> bool {
+    /// Plans the next step, with the drafts of the draft model. False if there is nothing to compute.
+    fn plan(&mut self) -> Result<bool, Fault> {
+        self.scheduler.set_draft_costs(self.pacer.draft_costs());
+        let step_costs = self.pacer.draft_step_costs();
+        self.scheduler.set_draft_step_costs(step_costs);
+        if let Some(drafting) = self.drafting.as_mut().filter(|_| self.in_flight.is_empty()) {
+            let around = Around {
+                scheduler: &mut self.scheduler,
+                pacer: &mut self.pacer,
+                recorder: &self.recorder,
+                status: self.status,
+                step: self.step + 1,
+                served_took: self.last_took,
+            };
+            if drafting.turn(around)? {
+                self.step += 1;
+                // The next step's time begins here.
+                self.last_end = Instant::now();
+                self.status.does(Doing::Plans);
+            }
+        }
         let pacer = &mut self.pacer;
-        self.scheduler.set_draft_costs(pacer.draft_costs());
-        self.scheduler.plan(|company| pacer.prompt_tokens(company))
+        Ok(self.scheduler.plan(|company| pacer.prompt_tokens(company)))
     }
 
     /// True if another step may be launched before the next one ends.
@@ -341,6 +359,7 @@ impl<'a> StepLoop<'a> {
                     && self.executor.is_ahead()
                     && self.trace.is_none()
                     && !self.scheduler.reads_prompts()
+                    && !self.scheduler.asks_draft_model()
             }
         }
     }
@@ -396,7 +415,10 @@ impl<'a> StepLoop<'a> {
         self.status.step_begins(self.step, Instant::now());
         self.status.does(Doing::TakesOver);
         self.executor.promote()?;
-        self.memory = self.executor.memory();
+        if let Some(drafting) = &mut self.drafting {
+            drafting.executor.promote()?;
+        }
+        self.memory = self.measured_memory();
         self.memory_asked = Instant::now();
         self.update_status();
         Ok(())
@@ -404,9 +426,13 @@ impl<'a> StepLoop<'a> {
 
     // === statistics and memory usage for the supervisor's reports ===
 
+    fn measured_memory(&self) -> MemoryReport {
+        memory_of(&*self.executor, self.drafting.as_ref())
+    }
+
     fn update_status(&mut self) {
         if self.memory_asked.elapsed() >= MEMORY_REPORT_INTERVAL {
-            self.memory = self.executor.memory();
+            self.memory = self.measured_memory();
             self.memory_asked = Instant::now();
         }
         self.memory.kv_used_bytes = self.scheduler.kv_used_bytes();
@@ -419,6 +445,30 @@ impl<'a> StepLoop<'a> {
             let since = oldest.began.max(self.last_end);
             self.status.step_begins(oldest.step, since);
         }
+    }
+}
+
+fn limits_of(order: &LoadOrder, loaded: &mut Loaded) -> Limits {
+    let (facts, max_batch_tokens) = (&loaded.tokenizer, loaded.executor.max_batch_tokens());
+    Limits {
+        max_running: order.max_running.clamp(1, max_batch_tokens.max(1)),
+        max_sequence_tokens: loaded.max_sequence_tokens,
+        max_batch_tokens,
+        vocab_size: loaded.model.vocab_size,
+        speculates: order.speculation != Speculation::Off,
+        traces_logits: order.trace.is_some(),
+        end_of_generation: facts.end_of_generation.iter().copied().collect(),
+        suppressed: std::mem::take(&mut loaded.suppressed),
+        words: Arc::new(Vocabulary::from_facts(facts).unwrap_or_default()),
+        rank_head: loaded.rank_head.take().map(Arc::new),
+    }
+}
+
+fn draft_limits_of(draft: &LoadedDraft) -> DraftModelLimits {
+    DraftModelLimits {
+        vocab_size: draft.vocab_size,
+        max_sequence_tokens: draft.max_sequence_tokens,
+        max_batch_tokens: draft.executor.max_batch_tokens(),
     }
 }
 

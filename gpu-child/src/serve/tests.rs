@@ -182,6 +182,7 @@ pub(super) fn order() -> LoadOrder {
     LoadOrder {
         model_path: "test".into(),
         model_file: ModelFile::AtPath,
+        draft_model: None,
         weights: None,
         kv_readers: KvReaders::None,
         adopts_from: None,

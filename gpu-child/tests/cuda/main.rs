@@ -19,7 +19,7 @@ mod support;
 
 use support::Model;
 use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions, Device};
-use worker_orcd_gpu::device::{LoadOptions, Source};
+use worker_orcd_gpu::device::{Beside, LoadOptions, Source};
 use worker_orcd_ipc::KvReaders;
 
 /// Room for 256 sequences of a few pages.
@@ -34,6 +34,7 @@ fn options() -> CudaOptions {
             role: worker_orcd_ipc::Role::Active,
             kv_readers: KvReaders::None,
             lent: 0,
+            beside: Beside::default(),
             model: "random".to_owned(),
         },
     }

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::Instant;
 use worker_orcd_gpu::device::cuda::{CudaExecutor, CudaOptions, Device};
 use worker_orcd_gpu::device::{
-    Batch, Executor, LoadOptions, NoTap, PageId, SampleWork, SequenceWork, Source,
+    Batch, Beside, Executor, LoadOptions, NoTap, PageId, SampleWork, SequenceWork, Source,
 };
 use worker_orcd_gpu::model::{GgufFile, ModelConfig, ModelWeights};
 use worker_orcd_ipc::{KvReaders, RequestId, Sampling, TokenId};
@@ -46,6 +46,7 @@ fn smollm2_says_what_llama_cpp_says() {
             role: worker_orcd_ipc::Role::Active,
             kv_readers: KvReaders::None,
             lent: 0,
+            beside: Beside::default(),
             model: path,
         },
     };

@@ -11,8 +11,8 @@ pub use configs::*;
 use std::sync::Mutex;
 use worker_orcd_gpu::device::cpu::{CpuExecutor, Device};
 use worker_orcd_gpu::device::{
-    Batch, Checkpoint, Executor, LoadOptions, PageCopy, PageId, PagePart, SampleWork, SequenceWork,
-    Source, Tap,
+    Batch, Beside, Checkpoint, Executor, LoadOptions, PageCopy, PageId, PagePart, SampleWork,
+    SequenceWork, Source, Tap,
 };
 use worker_orcd_gpu::model::{
     Attention, DenseBeside, Experts, FeedForward, FileLinear, FileWeights, GatedUnit, KvOrigin,
@@ -479,6 +479,7 @@ pub fn options() -> LoadOptions {
         role: worker_orcd_ipc::Role::Active,
         kv_readers: KvReaders::None,
         lent: 0,
+        beside: Beside::default(),
         model: "random".to_owned(),
     }
 }

@@ -112,6 +112,10 @@ fn load_order(device: DeviceSelector) -> LoadOrder {
             DeviceSelector::Cpu => ModelFile::AtPath,
             DeviceSelector::Cuda(_) => ModelFile::HandedOver { parts: 3 },
         },
+        draft_model: match device {
+            DeviceSelector::Cpu => None,
+            DeviceSelector::Cuda(_) => Some("/d.gguf".to_owned()),
+        },
         weights: match device {
             DeviceSelector::Cpu => None,
             DeviceSelector::Cuda(_) => Some(manifest()),
@@ -140,7 +144,10 @@ fn load_order(device: DeviceSelector) -> LoadOrder {
         },
         threads: Some(2),
         prefix_cache: true,
-        speculation: Speculation::Text,
+        speculation: match device {
+            DeviceSelector::Cpu => Speculation::Text,
+            DeviceSelector::Cuda(_) => Speculation::Auto,
+        },
         trace: Some(TraceOrder {
             path: "/t".to_owned(),
             first_values: 8,
@@ -279,6 +286,7 @@ fn ready() -> ReadyReport {
         max_sequence_tokens: 127,
         kv_capacity_tokens: 4096,
         copies_ahead: true,
+        draft_model: Some("d".to_owned()),
     }
 }
 
@@ -316,6 +324,7 @@ fn memory() -> MemoryReport {
         kv_taken_bytes: Some(1 << 20),
         scratch_bytes: 70_000,
         graphs_bytes: 6_000,
+        draft_bytes: 5_000,
         context_bytes: Some(250),
         resident: Some(true),
         weights_checked: 7,
@@ -337,6 +346,8 @@ fn heartbeat() -> Heartbeat {
                 generated_tokens: 30,
                 draft_tokens: 80,
                 accepted_draft_tokens: 90,
+                model_draft_tokens: 55,
+                accepted_model_draft_tokens: 44,
                 adopted_tokens: 40,
                 changed_pages: 50,
                 mixed_steps: 60,

@@ -112,7 +112,7 @@ fn load_order() -> BoxedStrategy<LoadOrder> {
                 Just(ModelFile::AtPath),
                 any::<u16>().prop_map(|parts| ModelFile::HandedOver { parts })
             ],
-            of(manifest()),
+            (of(manifest()), of(text())),
             device,
             any::<Option<u64>>(),
             any::<u16>(),
@@ -124,7 +124,11 @@ fn load_order() -> BoxedStrategy<LoadOrder> {
             any::<Option<u32>>(),
             any::<Option<u32>>(),
             any::<bool>(),
-            prop_oneof![Just(Speculation::Off), Just(Speculation::Text)],
+            prop_oneof![
+                Just(Speculation::Off),
+                Just(Speculation::Text),
+                Just(Speculation::Auto)
+            ],
             of(trace),
             prop_oneof![Just(Role::Active), Just(Role::Standby)],
             kv_readers(),
@@ -137,7 +141,7 @@ fn load_order() -> BoxedStrategy<LoadOrder> {
                 (
                     model_path,
                     model_file,
-                    weights,
+                    (weights, draft_model),
                     device,
                     kv_cache_bytes,
                     memory_permille,
@@ -159,6 +163,7 @@ fn load_order() -> BoxedStrategy<LoadOrder> {
             )| LoadOrder {
                 model_path,
                 model_file,
+                draft_model,
                 weights,
                 kv_readers,
                 adopts_from,
@@ -221,7 +226,13 @@ fn ready() -> BoxedStrategy<ReadyReport> {
         (tokenizer(), advice()),
         device(),
         memory(),
-        (any::<u32>(), any::<u32>(), any::<u64>(), any::<bool>()),
+        (
+            any::<u32>(),
+            any::<u32>(),
+            any::<u64>(),
+            any::<bool>(),
+            of(text()),
+        ),
     )
         .prop_map(
             |(
@@ -229,7 +240,7 @@ fn ready() -> BoxedStrategy<ReadyReport> {
                 (tokenizer, sampling),
                 device,
                 memory,
-                (max_running, max_sequence_tokens, kv, copies_ahead),
+                (max_running, max_sequence_tokens, kv, copies_ahead, draft_model),
             )| {
                 ReadyReport {
                     model,
@@ -243,6 +254,7 @@ fn ready() -> BoxedStrategy<ReadyReport> {
                     max_sequence_tokens,
                     kv_capacity_tokens: kv,
                     copies_ahead,
+                    draft_model,
                 }
             },
         )

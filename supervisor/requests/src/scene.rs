@@ -13,6 +13,8 @@ use worker_orcd_ipc::flight::{Moment, Phase, Record, Recording};
 pub struct Scene {
     /// Place within the newest open step. `None`: between two steps, as far as recorded.
     pub within: Option<Within>,
+    /// Requests that the draft model computed for in the newest open step. `None`: it was a step of the served model.
+    pub drafting: Option<BTreeSet<RequestId>>,
     /// Prompt positions in open steps.
     pub prompts: BTreeMap<RequestId, Range<u32>>,
     /// The process was stopped by a signal (SIGSTOP, a debugger), not by its work.
@@ -26,6 +28,8 @@ pub enum Within {
     /// Place after this layer.
     Layer(u32),
     Sampling,
+    /// The draft model was computing.
+    Drafting,
 }
 
 /// Positions of a request's tokens, one of which was being computed at the death.
@@ -49,6 +53,7 @@ impl Scene {
         let newest = records.iter().rfind(is_open);
         let mut scene = Self {
             within: newest.map(|record| within(record.moment)),
+            drafting: newest.and_then(|newest| drafting(records, newest.step)),
             ..Self::default()
         };
         let mut ends: BTreeMap<RequestId, u32> = BTreeMap::new();
@@ -78,6 +83,10 @@ impl Scene {
                 decoding: false,
             });
         }
+        // All requests of a step of the draft model are recorded.
+        if self.drafting.as_ref().is_some_and(|it| !it.contains(&id)) {
+            return None;
+        }
         // Position of the newest token, and of the step that was launched after it.
         let newest = history.saturating_sub(1)..history + 1;
         match (has_moved, self.within) {
@@ -94,10 +103,20 @@ impl Scene {
     }
 }
 
+/// Requests of a step of the draft model; `None` for another step.
+fn drafting(records: &[Record], step: u64) -> Option<BTreeSet<RequestId>> {
+    let drafts = records
+        .iter()
+        .filter(|record| record.step == step && record.moment == Moment::Phase(Phase::Draft));
+    let requests = drafts.flat_map(|record| record.requests.ids()).collect();
+    Some(requests).filter(|it: &BTreeSet<_>| !it.is_empty())
+}
+
 fn within(moment: Moment) -> Within {
     match moment {
         Moment::Layer(layer) => Within::Layer(layer),
         Moment::Phase(Phase::Sample) => Within::Sampling,
+        Moment::Phase(Phase::Draft) => Within::Drafting,
         Moment::LoadBegin
         | Moment::LoadEnd
         | Moment::StepBegin { .. }
@@ -180,5 +199,27 @@ mod tests {
         assert_eq!(open.spot(TWO, 50, true), spot(49..51, true));
         assert_eq!(open.spot(TWO, 50, false), None, "the request waits");
         assert_eq!(between.spot(TWO, 50, false), spot(0..50, false));
+    }
+
+    /// A bystander that decodes is in every step of the served model, and in none of the draft model but its own.
+    #[test]
+    fn a_step_of_the_draft_model_is_that_of_its_requests() {
+        let drafts = Moment::Phase(Phase::Draft);
+        let steps = [
+            (2, Moment::StepBegin { tokens: 2 }, ONE),
+            (2, Moment::StepEnd, ONE),
+            (3, Moment::StepBegin { tokens: 1 }, ONE),
+            (3, drafts, ONE),
+        ];
+        let died = scene(&steps);
+        assert_eq!(died.within, Some(Within::Drafting));
+        let is_in_it = [ONE, TWO].map(|id| died.spot(id, 9, true).is_some());
+        assert_eq!(is_in_it, [true, false]);
+        let ended = [&steps[..], &[(3, Moment::StepEnd, ONE)]].concat();
+        let next = [&ended[..], &[(4, Moment::StepBegin { tokens: 3 }, ONE)]].concat();
+        for records in [ended, next] {
+            let died = scene(&records);
+            assert!(died.spot(TWO, 9, true).is_some(), "{died:?}");
+        }
     }
 }

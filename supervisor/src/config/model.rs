@@ -2,6 +2,7 @@
 
 use super::options::variable;
 use super::reader::Reader;
+use std::path::PathBuf;
 use worker_orcd_cli::model_name::{Whereabouts, forbids_the_hub, resolve};
 
 /// `None` only after an error was noted.
@@ -22,5 +23,15 @@ pub(super) fn read(reader: &mut Reader<'_>) -> Option<Whereabouts> {
             None => Ok(Whereabouts::Elsewhere),
         },
         here => Ok(here),
+    })
+}
+
+/// File of `--draft-model`. It is not downloaded.
+pub(super) fn read_draft(reader: &mut Reader<'_>) -> Option<PathBuf> {
+    reader.optional("draft-model", |model| match resolve(model)? {
+        Whereabouts::Here(path) => Ok(path),
+        Whereabouts::Elsewhere => Err(format!(
+            "{model} is not here; `worker-orcd pull {model}` gets it"
+        )),
     })
 }

@@ -69,8 +69,10 @@ pub const GROUPS: &[(&str, &[Spec])] = options! {
             "Compute threads of the CPU device [default: all cores]";
         switch "no-prefix-cache",
             "Do not reuse the KV cache of equal prompt prefixes; a standby then adopts no KV cache";
-        value "speculation" SOURCE = "off",
-            "Source of drafts for speculative decoding: text and prediction of the same request (text), or none (off); tokens are the same";
+        value "speculation" SOURCE,
+            "Source of drafts for speculative decoding: text and prediction of the same request (text), also a draft model (auto), or none (off); tokens are the same [default: auto with --draft-model, else off]";
+        value "draft-model" FILE,
+            "A second, smaller model with the same tokens, such as the smallest of a family: a .gguf file, or a downloaded name that `pull` accepts";
         value "child-binary" FILE,
             "Program of the child [default: worker-orcd-gpu beside this program]";
         value "child-confinement" WHAT = "on",

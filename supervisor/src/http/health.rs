@@ -187,6 +187,7 @@ parts! {
         kv_capacity_bytes: u64 = memory.kv_capacity_bytes,
         scratch_bytes: u64 = memory.scratch_bytes,
         graphs_bytes: u64 = memory.graphs_bytes,
+        draft_bytes: u64 = memory.draft_bytes,
         context_bytes: Option<u64> = snapshot.context_bytes(device, memory, clock.now),
         custody_bytes: Option<u64> = device.retained.map(|it| it.bytes),
         custody_since: Option<String> = device.retained.map(|it| clock.stamp(it.since)),
@@ -228,6 +229,7 @@ parts! {
         context_length: u32 = facts.context_length,
         max_sequence_tokens: u32 = model.max_sequence_tokens,
         max_running: u32 = model.max_running,
+        draft_model: Option<String> = model.draft_model.clone(),
     }
 
     TensorType(of: &(String, u32, u64)) {

@@ -53,6 +53,7 @@ pub(super) fn purposes(now: &Now<'_>) -> Vec<(Labels, u64)> {
         ("kv", Some(memory.kv_capacity_bytes)),
         ("scratch", Some(memory.scratch_bytes)),
         ("graphs", Some(memory.graphs_bytes)),
+        ("draft", Some(memory.draft_bytes)),
         ("context", context),
     ];
     let known = purposes.into_iter();

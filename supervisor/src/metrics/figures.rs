@@ -48,6 +48,10 @@ pub(super) const FIGURES: &[Figure] = figures! { now:
         "Drafts of tokens that were verified.";
     Counter "worker_orcd_accepted_draft_tokens": Whole(now.snapshot.load.counters.accepted_draft_tokens),
         "Drafts that were accepted: tokens that needed no step of their own.";
+    Counter "worker_orcd_model_draft_tokens": Whole(now.snapshot.load.counters.model_draft_tokens),
+        "Verified drafts of the draft model.";
+    Counter "worker_orcd_accepted_model_draft_tokens": Whole(now.snapshot.load.counters.accepted_model_draft_tokens),
+        "Accepted drafts of the draft model.";
     Counter "worker_orcd_kv_adopted_tokens": Whole(now.snapshot.load.counters.adopted_tokens),
         "Tokens that were not computed again because their pages were adopted from a dead child.";
     Counter "worker_orcd_kv_changed_pages": Whole(now.snapshot.load.counters.changed_pages),

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use std::time::Instant;
 use worker_orcd_gpu::device::cpu::{CpuExecutor, Device};
 use worker_orcd_gpu::device::{
-    Batch, Executor, LoadOptions, NoTap, PageId, SampleWork, SequenceWork, Source,
+    Batch, Beside, Executor, LoadOptions, NoTap, PageId, SampleWork, SequenceWork, Source,
 };
 use worker_orcd_gpu::model::{GgufFile, ModelConfig, ModelWeights};
 use worker_orcd_ipc::{KvReaders, RequestId, Sampling, TokenId};
@@ -106,6 +106,7 @@ impl Bare {
             role: worker_orcd_ipc::Role::Active,
             kv_readers: KvReaders::None,
             lent: 0,
+            beside: Beside::default(),
             model: path.display().to_string(),
         };
         let device = Device::open(Some(threads), Isa::detect())?;

@@ -1,13 +1,14 @@
 //! Decoding with drafts beside decoding without, for texts that repeat their prompt and for texts that do not. Prints one
 //! JSON object.
 //!
-//! Two workers with the same model serve the same requests in turns, greedily; only one of them serves at a time. The
-//! prompts are files of this repository, of which the model writes a copy, and the beginnings of stories. A prompt is in
+//! Two workers with the same model, one of them with a draft model if one is named, serve the same requests in turns; only
+//! one of them serves at a time. The prompts are files of this repository, of which the model writes a copy, and the beginnings of stories. A prompt is in
 //! the prefix cache before its request is timed. The benchmark fails if an answer differs.
 
 use anyhow::{Result, ensure};
 use clap::Parser;
 use serde_json::{Value, json};
+use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 use worker_orcd_tests::{Client, Worker, wait};
@@ -28,6 +29,12 @@ struct Options {
     /// Sequences that each of the two workers runs at a time. A card has memory for those of both.
     #[arg(long, default_value_t = 16)]
     max_running: usize,
+    /// Draft model of the worker with drafts.
+    #[arg(long)]
+    draft_model: Option<PathBuf>,
+    /// Temperature of all requests.
+    #[arg(long, default_value_t = 0.0)]
+    temperature: f32,
 }
 
 /// Files to copy.
@@ -68,6 +75,10 @@ impl Side {
             .arg("--device", &options.device)
             .arg("--max-running", options.max_running)
             .arg("--speculation", speculation);
+        let draft_model = options.draft_model.iter().filter(|_| speculation == "auto");
+        let worker = draft_model.fold(worker, |worker, path| {
+            worker.arg("--draft-model", path.display())
+        });
         Self {
             worker: worker.start(),
             took: Duration::ZERO,
@@ -152,14 +163,15 @@ fn main() -> Result<()> {
 }
 
 fn measure(name: &str, prompts: &[String], streams: usize, options: &Options) -> Result<Value> {
-    let mut sides = ["off", "text"].map(|source| Side::with(source, options));
+    let mut sides = ["off", "auto"].map(|source| Side::with(source, options));
     for _ in 0..options.rounds {
         for first in 0..prompts.len() {
             let bodies = |tokens: u32| {
                 let prompts = prompts.iter().cycle().skip(first).take(streams);
                 let body = |prompt| {
                     json!({
-                        "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": true,
+                        "prompt": prompt, "max_tokens": tokens, "ignore_eos": true,
+                        "temperature": options.temperature, "seed": 1,
                     })
                 };
                 prompts.map(body).collect::<Vec<_>>()

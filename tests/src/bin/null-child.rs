@@ -50,6 +50,7 @@ fn load(order: &LoadOrder, _: Option<&FdSocket>, _: Progress<'_>) -> Result<Load
         max_sequence_tokens: MAX_SEQUENCE_TOKENS,
         suppressed: Vec::new(),
         rank_head: None,
+        draft: None,
         adopts_from: None,
         late_fd_socket: None,
     })

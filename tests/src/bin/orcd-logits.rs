@@ -16,8 +16,8 @@ use std::path::PathBuf;
 use worker_orcd_gpu::device::cpu::{self, CpuExecutor};
 use worker_orcd_gpu::device::cuda::{self, CudaExecutor, CudaOptions};
 use worker_orcd_gpu::device::{
-    Batch, Checkpoint, Executor, KvGeometry, LoadOptions, PageId, SampleWork, SequenceWork, Source,
-    Tap, kv_bytes_of,
+    Batch, Beside, Checkpoint, Executor, KvGeometry, LoadOptions, PageId, SampleWork, SequenceWork,
+    Source, Tap, kv_bytes_of,
 };
 use worker_orcd_gpu::model::{GgufFile, ModelConfig, ModelWeights};
 use worker_orcd_ipc::{DeviceSelector, KvReaders, RequestId, Sampling, TokenId};
@@ -108,6 +108,7 @@ fn load(options: &Options) -> Result<Box<dyn Executor>> {
         role: worker_orcd_ipc::Role::Active,
         kv_readers: KvReaders::None,
         lent: 0,
+        beside: Beside::default(),
         model: options.model.display().to_string(),
     };
     load.kv_cache_bytes = Some(kv_bytes_of(&config, &load, options.batch));

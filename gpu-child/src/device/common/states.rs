@@ -237,6 +237,7 @@ mod tests {
             role: Role::Active,
             kv_readers: KvReaders::None,
             lent: 0,
+            beside: crate::device::Beside::default(),
             model: String::new(),
         };
         KvLayout::of(config, &options)

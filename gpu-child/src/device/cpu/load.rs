@@ -41,7 +41,7 @@ pub fn load(
     let max_tokens = options.batch_tokens();
     let scratch_bytes = Scratch::bytes_for(config, max_tokens);
     let in_place = source.kept.as_ref().map_or(0, |kept| kept.manifest.bytes);
-    let fixed = placement.layout.bytes() + scratch_bytes;
+    let fixed = placement.layout.bytes() + scratch_bytes + options.beside.promised;
     let pages = kv_pages(&layout, options, fixed, in_place)?;
 
     let (arena, manifest) = match source.kept {
@@ -343,6 +343,7 @@ mod tests {
                 role: Role::Active,
                 kv_readers: KvReaders::Successors,
                 lent,
+                beside: crate::device::Beside::default(),
                 model: "none".to_owned(),
             };
             kv_pages(&layout, &options, 0, 0)

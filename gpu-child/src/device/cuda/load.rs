@@ -48,6 +48,14 @@ impl Device {
         let module = Module::load(&context)?;
         Ok(Self { context, module })
     }
+
+    /// Free and total bytes of the card.
+    ///
+    /// # Errors
+    /// If NVIDIA's driver returns an error.
+    pub fn memory(&self) -> Result<(u64, u64), Fault> {
+        self.context.memory()
+    }
 }
 
 pub fn load(
@@ -176,17 +184,18 @@ fn kv_room(context: &Context, options: &CudaOptions, needs: Needs) -> Result<KvR
     let (free, total) = context.memory()?;
     let load = &options.load;
     let useful = needs.sequence * u64::from(options.max_sequences);
+    let beside = load.beside.taken + load.beside.promised;
     let share = |budget: &Budget| budget.by_share(options.memory_permille, useful);
     let pages = |kv_caches| {
         let budget = Budget {
             total,
             free: match load.role {
-                Role::Active => free + needs.in_place + load.lent,
+                Role::Active => free + needs.in_place + load.lent + load.beside.taken,
                 // The promised memory still belongs to the other child.
                 Role::Standby => total,
             },
             reserve: RESERVE_BYTES,
-            fixed: needs.once + kv_caches * needs.each,
+            fixed: needs.once + kv_caches * (needs.each + beside),
             page_bytes: needs.page,
             kv_caches,
         };

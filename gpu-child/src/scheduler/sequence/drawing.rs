@@ -5,7 +5,8 @@ use super::Sequence;
 use crate::device::{PageId, SampleWork, SequenceWork, TO_BE_DRAWN};
 use crate::kv_pages::KvPages;
 use crate::scheduler::Limits;
-use crate::scheduler::drafts::{Allowance, accepted};
+use crate::scheduler::draft_model::Proposal;
+use crate::scheduler::drafts::{Allowance, Source, accepted};
 use crate::scheduler::reasoning_budget::ReasoningBudget;
 use std::ops::Range;
 use worker_orcd_grammar::{GrammarError, Mask};
@@ -231,7 +232,8 @@ impl Sequence {
         let offered = std::mem::take(&mut self.offered);
         if offered > 0 {
             let accepted = counted.saturating_sub(1);
-            self.drafter.observe(offered, accepted, self.tokens.len());
+            let tokens = self.tokens.len();
+            self.drafter.observe(self.source, offered, accepted, tokens);
         }
         counted
     }
@@ -282,31 +284,114 @@ impl Sequence {
         limits: &Limits,
         cache: &mut KvPages,
     ) {
-        let known = self.known().len();
-        let left = self.prompt_len + self.params.max_tokens as usize;
-        let left = left.min(limits.max_sequence_tokens as usize);
-        // The token behind the last draft is the last one.
-        let most = allowance.most.min(left.saturating_sub(known + 1));
-        let most = most.min(self.decided().saturating_sub(self.unknown));
-        let allowance = Allowance { most, ..allowance };
-        if most == 0 || self.pending() != 1 || !self.may_draft(limits) {
+        let proposal = self.proposal.take();
+        let Some(allowance) = self.room_for_next(allowance, limits) else {
             return;
-        }
+        };
+        let known = self.known().len();
         if self.unknown > 0 {
-            self.awaits_drafts = self.drafter.is_promising(&self.tokens[..known], allowance);
+            self.awaits_drafts = self.drafter.may_ask_model(known, allowance)
+                || self.drafter.is_promising(&self.tokens[..known], allowance);
             return;
         }
         // Masks of drafts are requested with the mask before them.
         if self.constraint.is_grammar() && !self.constraint.has_unsent() {
             return;
         }
-        let drafts = self.drafter.drafts(&self.tokens, allowance);
-        self.tokens.extend(&drafts);
-        self.drafts = drafts.len();
+        let proposal = proposal.filter(|it| it.behind == known);
+        let proposal = proposal.unwrap_or_else(|| self.text_drafts(allowance));
+        let drafts = proposal.drafts.into_iter().take(allowance.most);
+        self.tokens.extend(drafts);
+        self.drafts = self.tokens.len() - known;
+        self.source = proposal.source;
         let room = self.room_for_drafts(cache);
         let surplus = self.drafts.saturating_sub(room);
         self.tokens.truncate(self.tokens.len() - surplus);
         self.drafts -= surplus;
+    }
+
+    /// The limits that apply to the next drafts; `None` if there are none.
+    fn room_for_next(&self, allowance: Allowance, limits: &Limits) -> Option<Allowance> {
+        let left = self.prompt_len + self.params.max_tokens as usize;
+        let left = left.min(limits.max_sequence_tokens as usize);
+        // The token behind the last draft is the last one.
+        let left = left.saturating_sub(self.known().len() + 1);
+        let decided = self.decided().saturating_sub(self.unknown);
+        let allowance = allowance.at_most(left.min(decided));
+        let has_room = allowance.most > 0 && self.pending() == 1 && self.may_draft(limits);
+        has_room.then_some(allowance)
+    }
+
+    fn text_drafts(&mut self, allowance: Allowance) -> Proposal {
+        Proposal {
+            behind: self.tokens.len(),
+            drafts: self.drafter.drafts(&self.tokens, allowance),
+            source: Source::Text,
+        }
+    }
+
+    // === drafts of the draft model ===
+
+    /// Source of the drafts in flight.
+    pub(in crate::scheduler) fn drafts_of_model(&self) -> bool {
+        self.source == Source::Model
+    }
+
+    /// True if the draft model may have work for the next step.
+    pub(in crate::scheduler) fn may_ask_model(
+        &self,
+        allowance: Allowance,
+        limits: &Limits,
+    ) -> bool {
+        let room = self.room_for_next(allowance, limits);
+        room.is_some_and(|room| self.drafter.may_ask_model(self.known().len(), room))
+    }
+
+    /// Number of drafts that the draft model is to make for the next step. None if the text has any, which cost nothing.
+    pub(in crate::scheduler) fn wanted_of_model(
+        &mut self,
+        allowance: Allowance,
+        limits: &Limits,
+    ) -> usize {
+        self.proposal = None;
+        let has_mask_to_come = !self.constraint.is_grammar() || self.constraint.has_unsent();
+        let room = self.room_for_next(allowance, limits);
+        let Some(room) = room.filter(|_| has_mask_to_come && self.unknown == 0) else {
+            return 0;
+        };
+        let of_text = self.text_drafts(room);
+        let has_any = !of_text.drafts.is_empty();
+        self.proposal = Some(of_text);
+        match has_any {
+            true => 0,
+            false => self.drafter.wanted_of_model(self.tokens.len(), room),
+        }
+    }
+
+    /// Adds a draft of the draft model. False if none is useful behind it.
+    pub(in crate::scheduler) fn add_draft(&mut self, token: TokenId, limits: &Limits) -> bool {
+        if token.0 >= limits.vocab_size {
+            return false;
+        }
+        self.tokens.push(token);
+        self.drafts += 1;
+        !self.ends_at(token, limits)
+    }
+
+    /// Sets the added drafts aside until the next step is planned.
+    pub(in crate::scheduler) fn propose(&mut self) {
+        let known = self.known().len();
+        let drafts = self.tokens.split_off(known);
+        self.drafts = 0;
+        self.proposal = Some(Proposal::of_model(known, drafts));
+    }
+
+    /// The draft model has no room for the sequence, or does not know one of its tokens.
+    pub(in crate::scheduler) fn goes_without_model(&mut self, vocab_size: u32) {
+        match self.tokens.iter().all(|token| token.0 < vocab_size) {
+            true => self.drafter.goes_without_model(self.tokens.len()),
+            false => self.drafter.leaves_model(),
+        }
     }
 
     /// Rows of a trace would be recorded twice.

@@ -9,6 +9,12 @@ use super::*;
 pub struct PagedDevice {
     /// Period of its echo.
     pub echoes: Option<usize>,
+    /// One of so many tokens is another than that of a device without this number.
+    pub errs: Option<u64>,
+    /// Tokens of its vocabulary.
+    pub vocab: u32,
+    /// Its pages hold the tokens before each sampled one.
+    pub checks_history: bool,
     pub pages: Vec<[Option<TokenId>; PAGE_TOKENS as usize]>,
     pub geometry: KvGeometry,
     /// Rows of the last step that may sample: their requests, pages and ends.
@@ -21,6 +27,9 @@ impl PagedDevice {
     pub fn new(geometry: KvGeometry) -> Self {
         Self {
             echoes: None,
+            errs: None,
+            vocab: VOCAB,
+            checks_history: false,
             pages: vec![[None; PAGE_TOKENS as usize]; geometry.pages as usize],
             geometry,
             open: Vec::new(),
@@ -101,7 +110,10 @@ impl PagedDevice {
                 .rotate_left(17);
         }
         let history = sample.prompt.iter().chain(sample.generated);
-        assert_eq!(history.count(), end as usize);
+        assert_eq!(history.clone().count(), end as usize);
+        if self.checks_history {
+            assert!(history.eq(&seen[..end as usize]), "stale pages");
+        }
         let is_allowed = |token: &u32| match sample.allowed {
             Some(words) => words[*token as usize / 32] & 1 << (token % 32) != 0,
             None => true,
@@ -111,9 +123,13 @@ impl PagedDevice {
             .and_then(|period| seen.iter().nth_back(period - 1));
         let first = match echo {
             Some(token) if !hash.is_multiple_of(8) => token.0,
-            _ => (hash / 8 % u64::from(VOCAB)) as u32,
+            _ => (hash / 8 % u64::from(VOCAB)) as u32 % self.vocab,
         };
-        let token = (first..VOCAB).chain(0..first).find(is_allowed);
+        let is_error = self
+            .errs
+            .is_some_and(|every| (hash >> 20).is_multiple_of(every));
+        let first = (first + u32::from(is_error)) % self.vocab;
+        let token = (first..self.vocab).chain(0..first).find(is_allowed);
         TokenId(token.expect("something is allowed"))
     }
 }

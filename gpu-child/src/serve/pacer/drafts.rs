@@ -3,6 +3,8 @@
 //! A step of n sequences takes t without drafts, and t + d r with d of them. A step yields n tokens, so the cost of a draft
 //! is r / (t / n). Steps with prompts are not measured.
 //!
+//! A step of a draft model makes a draft for each of the n sequences in the time m, so it costs m / t for each draft.
+//!
 //! A device may be slower in its first steps of a size, because it records them. They are not counted, and no single step
 //! raises the cost by much. A cost that is too high for any draft is forgotten gradually, or it would never be measured
 //! again.
@@ -17,6 +19,9 @@ const GAIN: f64 = 0.2;
 /// cheap, unless there are many.
 const ASSUMED_ROW: f64 = 0.1;
 const MOST_ASSUMED: f64 = 0.6;
+
+/// m / t until steps of the draft model were measured. A draft model is much smaller than the other.
+const ASSUMED_MODEL: f64 = 0.2;
 
 /// Steps with drafts of a size that are not counted.
 const FIRST_STEPS: u8 = 3;
@@ -45,6 +50,9 @@ struct Class {
     /// r / t, once it was measured.
     row: Option<f64>,
     sequences: usize,
+    /// m in seconds, and the number of steps of the draft model up to those that are counted.
+    model: Option<f64>,
+    first_model_steps: u8,
     /// Steps with drafts by size, up to those that are counted.
     first_steps: [u8; SIZES],
 }
@@ -75,6 +83,22 @@ impl Class {
         self.row = Some(row + GAIN * (seen.clamp(0.0, most) - row));
     }
 
+    fn observe_model(&mut self, seconds: f64) {
+        if self.first_model_steps < FIRST_STEPS {
+            self.first_model_steps += 1;
+            return;
+        }
+        let model = self.model.unwrap_or(seconds);
+        self.model = Some(model + GAIN * (seconds.min(2.0 * model) - model));
+    }
+
+    fn model_cost(&self) -> f64 {
+        match (self.step, self.model) {
+            (Some(step), Some(model)) => model / step,
+            _ => ASSUMED_MODEL,
+        }
+    }
+
     fn assumed_row(&self) -> f64 {
         ASSUMED_ROW.min(MOST_ASSUMED / self.sequences as f64)
     }
@@ -94,6 +118,18 @@ impl DraftPrices {
         if let Some(class) = class.filter(|_| shape.prompt_tokens == 0) {
             self.0[class].observe(shape, took.as_secs_f64());
         }
+    }
+
+    /// Records the duration of a step of the draft model beside so many decoding sequences.
+    pub(super) fn observe_model(&mut self, decoding: usize, took: Duration) {
+        if let Some(class) = DraftCosts::class_of(decoding) {
+            self.0[class].observe_model(took.as_secs_f64());
+        }
+    }
+
+    /// Costs of a step of the draft model.
+    pub(super) fn model_costs(&self) -> DraftCosts {
+        DraftCosts(self.0.each_ref().map(|class| class.model_cost() as f32))
     }
 
     /// Costs in the next step; infinite before a step without drafts was measured.

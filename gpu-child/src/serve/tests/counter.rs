@@ -341,6 +341,7 @@ pub fn loaded_with(executor: Counter) -> Loaded {
         max_sequence_tokens: 128,
         suppressed: Vec::new(),
         rank_head: None,
+        draft: None,
         adopts_from: None,
         late_fd_socket: None,
     }

@@ -6,7 +6,7 @@ use worker_orcd_ipc::{Counters, Heartbeat, Load, MemoryBound, MemoryReport};
 pub(super) fn memory() -> BoxedStrategy<MemoryReport> {
     (
         any::<[Option<u64>; 4]>(),
-        any::<[u64; 6]>(),
+        any::<[u64; 7]>(),
         any::<Option<bool>>(),
         of(prop_oneof![
             Just(MemoryBound::Device),
@@ -23,6 +23,7 @@ pub(super) fn memory() -> BoxedStrategy<MemoryReport> {
                     used,
                     scratch,
                     graphs_bytes,
+                    draft_bytes,
                     weights_checked,
                 ],
                 resident,
@@ -38,6 +39,7 @@ pub(super) fn memory() -> BoxedStrategy<MemoryReport> {
                     kv_taken_bytes,
                     scratch_bytes: scratch,
                     graphs_bytes,
+                    draft_bytes,
                     context_bytes,
                     resident,
                     weights_checked,
@@ -48,7 +50,7 @@ pub(super) fn memory() -> BoxedStrategy<MemoryReport> {
 }
 
 pub(super) fn heartbeat() -> BoxedStrategy<Heartbeat> {
-    let load = (any::<[u32; 2]>(), any::<[u64; 10]>(), any::<Option<u32>>()).prop_map(
+    let load = (any::<[u32; 2]>(), any::<[u64; 12]>(), any::<Option<u32>>()).prop_map(
         |(
             [running, waiting],
             [
@@ -58,6 +60,8 @@ pub(super) fn heartbeat() -> BoxedStrategy<Heartbeat> {
                 generated_tokens,
                 draft_tokens,
                 accepted_draft_tokens,
+                model_draft_tokens,
+                accepted_model_draft_tokens,
                 adopted_tokens,
                 changed_pages,
                 mixed_steps,
@@ -75,6 +79,8 @@ pub(super) fn heartbeat() -> BoxedStrategy<Heartbeat> {
                     generated_tokens,
                     draft_tokens,
                     accepted_draft_tokens,
+                    model_draft_tokens,
+                    accepted_model_draft_tokens,
                     adopted_tokens,
                     changed_pages,
                     mixed_steps,

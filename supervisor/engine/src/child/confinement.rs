@@ -14,6 +14,9 @@ pub(crate) fn arguments(order: &LoadOrder, confined: bool) -> Vec<OsString> {
         return vec!["--unconfined".into()];
     }
     let mut arguments = vec!["--model".into(), order.model_path.clone().into()];
+    if let Some(draft) = &order.draft_model {
+        arguments.extend(["--draft-model".into(), draft.clone().into()]);
+    }
     if let Some(trace) = &order.trace {
         arguments.extend(["--trace".into(), trace.path.clone().into()]);
     }
@@ -38,10 +41,16 @@ mod tests {
                 path: "/trace".to_owned(),
                 first_values: 1,
             }),
+            draft_model: Some("/draft".to_owned()),
             ..load_order()
         };
         assert_eq!(arguments(&cpu, true), ["--model", "/dev/null"]);
-        let all = ["--model", "/dev/null", "--trace", "/trace", "--cuda"];
+        let all = [
+            ["--model", "/dev/null"],
+            ["--draft-model", "/draft"],
+            ["--trace", "/trace"],
+        ];
+        let all = [all.as_flattened(), &["--cuda"]].concat();
         assert_eq!(arguments(&card, true), all);
         assert_eq!(arguments(&card, false), ["--unconfined"]);
     }

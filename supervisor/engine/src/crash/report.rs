@@ -326,6 +326,7 @@ fn memory(report: &MemoryReport) -> Value {
         "kv_used_bytes": report.kv_used_bytes,
         "scratch_bytes": report.scratch_bytes,
         "graphs_bytes": report.graphs_bytes,
+        "draft_bytes": report.draft_bytes,
         "context_bytes": report.context_bytes,
         "resident": report.resident,
     })

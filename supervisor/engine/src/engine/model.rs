@@ -34,6 +34,8 @@ pub struct LoadedModel {
     pub max_sequence_tokens: u32,
     /// KV cache capacity in tokens.
     pub kv_capacity_tokens: u64,
+    /// Name of the draft model that the latest child has loaded.
+    pub draft_model: Option<String>,
     /// Identity computed by the child.
     pub identity: ModelIdentity,
     /// Digest of identity, facts and tokenizer. Streams can continue on a model of equal digest.
@@ -89,6 +91,7 @@ impl LoadedModel {
                 max_running: report.max_running,
                 max_sequence_tokens: report.max_sequence_tokens,
                 kv_capacity_tokens: report.kv_capacity_tokens,
+                draft_model: report.draft_model,
                 ..previous.clone()
             });
         }
@@ -108,6 +111,7 @@ impl LoadedModel {
             max_running: report.max_running,
             max_sequence_tokens: report.max_sequence_tokens,
             kv_capacity_tokens: report.kv_capacity_tokens,
+            draft_model: report.draft_model,
             identity: report.identity,
             digest,
         })
@@ -221,6 +225,7 @@ mod tests {
             max_sequence_tokens: 8,
             kv_capacity_tokens: 8,
             copies_ahead: false,
+            draft_model: None,
         }
     }
 

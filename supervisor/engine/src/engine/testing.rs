@@ -37,6 +37,7 @@ pub(crate) fn load_order() -> LoadOrder {
     LoadOrder {
         model_path: "/dev/null".to_owned(),
         model_file: ModelFile::AtPath,
+        draft_model: None,
         weights: None,
         kv_readers: KvReaders::None,
         adopts_from: None,

@@ -310,6 +310,7 @@ impl World {
         });
         Scene {
             within: Some(within),
+            drafting: None,
             prompts: prompts.collect(),
             stopped: false,
         }

@@ -298,6 +298,7 @@ impl Machine {
         }
         let scene = Scene {
             within: Some(within),
+            drafting: None,
             prompts,
             stopped: false,
         };

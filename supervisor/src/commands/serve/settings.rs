@@ -13,6 +13,10 @@ pub(super) fn engine_settings(config: &Config, devices: &DecidedDevices) -> Engi
         load: LoadOrder {
             model_path: config.model.to_string_lossy().into_owned(),
             model_file: ModelFile::AtPath,
+            draft_model: config
+                .draft_model
+                .as_ref()
+                .map(|path| path.to_string_lossy().into_owned()),
             weights: None,
             kv_readers: kv_readers(config, devices),
             adopts_from: None,

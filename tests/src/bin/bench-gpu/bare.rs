@@ -48,6 +48,7 @@ impl Bare {
         let order = LoadOrder {
             model_path: settings.model.display().to_string(),
             model_file: ModelFile::AtPath,
+            draft_model: None,
             weights: None,
             kv_readers: KvReaders::None,
             adopts_from: None,

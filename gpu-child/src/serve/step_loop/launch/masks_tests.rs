@@ -37,7 +37,7 @@ fn a_reader_that_is_gone_is_noticed_while_a_mask_is_awaited() {
         let (mut steps, _) = StepLoop::new(&link, &status, recorder, &order(), loaded).unwrap();
         let submission = Box::new(held_to_a_grammar());
         steps.handle(Command::Submit(submission)).unwrap();
-        while steps.plan() {
+        while steps.plan().unwrap() {
             // The request is not forwarded, so its mask never arrives.
             steps.scheduler.take_mask_requests();
             steps.launch().unwrap();

@@ -23,7 +23,7 @@ fn a_report_names_no_request_after_its_end() {
     for is_cancelled in [false, true] {
         let request = RequestId(u64::from(is_cancelled));
         steps.handle(scoring(request.0, &[1, 2, 3], 1)).unwrap();
-        assert!(steps.plan());
+        assert!(steps.plan().unwrap());
         steps.launch().unwrap();
         if is_cancelled {
             steps.handle(Command::Cancel { request }).unwrap();

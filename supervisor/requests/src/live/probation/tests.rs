@@ -189,6 +189,7 @@ fn a_killer_is_convicted_on_a_machine_that_kills_by_itself_too_and_sooner_once_i
 fn in_prompt(id: RequestId, positions: std::ops::Range<u32>) -> Scene {
     Scene {
         within: Some(Within::Beginning),
+        drafting: None,
         prompts: [(id, positions)].into(),
         stopped: false,
     }

@@ -1,0 +1,233 @@
+//! Speculative decoding with a draft model, through the real programs: answers are those without it, also when a child or a
+//! supervisor is replaced in their middle, and its drafts are accepted.
+
+use crate::speculation::{COMPLETIONS, completion, content, details, requests, with};
+use serde_json::{Value, json};
+use std::fs;
+use worker_orcd_tests::client::Client;
+use worker_orcd_tests::disturbed::Disturbance;
+use worker_orcd_tests::model::{real_model, shallow_model};
+use worker_orcd_tests::script::Script;
+use worker_orcd_tests::twins::Twins;
+use worker_orcd_tests::{Worker, wait};
+
+/// A text that repeats nothing, so that its text makes no drafts.
+fn story(extra: &Value) -> Value {
+    let base = json!({
+        "prompt": "The lighthouse keeper's daughter", "max_tokens": 80, "ignore_eos": true,
+        "repetition_penalty": 1.3,
+    });
+    with(base, extra)
+}
+
+/// Verified and accepted drafts of the draft model, once some were accepted.
+fn drafts_of_model(client: &Client) -> [u64; 2] {
+    wait::until("accepted drafts of the model", || {
+        let drafts = counted(client);
+        (drafts[1] > 0).then_some(drafts)
+    })
+}
+
+fn counted(client: &Client) -> [u64; 2] {
+    let names = [
+        "worker_orcd_model_draft_tokens_total",
+        "worker_orcd_accepted_model_draft_tokens_total",
+    ];
+    client.try_metrics(names).expect("the metrics")
+}
+
+/// The draft model computes the logits of the served one, so with its noise every draft is right: greedy and sampled.
+#[test]
+fn drafts_of_an_equal_model_are_all_right_and_change_no_token() {
+    let twins = Twins::new();
+    let (off, on) = (twins.plain().start(), twins.drafting().start());
+    for extra in [
+        json!({"temperature": 0}),
+        json!({"temperature": 1, "seed": 3}),
+        json!({"temperature": 0.8, "top_p": 0.9, "top_k": 40, "seed": 4, "presence_penalty": 0.5}),
+        json!({"temperature": 0.9, "seed": 5, "n": 2, "logprobs": 2}),
+    ] {
+        let body = story(&extra);
+        let expected = content(&off.client(), COMPLETIONS, &body);
+        assert_eq!(
+            content(&on.client(), COMPLETIONS, &body),
+            expected,
+            "{body}"
+        );
+    }
+    let [offered, accepted] = drafts_of_model(&on.client());
+    assert_eq!(offered, accepted);
+    assert_eq!(counted(&off.client()), [0, 0]);
+    let health = on.client().health();
+    assert!(
+        health["vram"]["draft_bytes"].as_u64() > Some(1 << 20),
+        "{health}"
+    );
+    assert!(health["model"]["draft_model"].is_string(), "{health}");
+    let counters = &health["load"];
+    assert_eq!(counters["model_draft_tokens"], offered, "{counters}");
+    let off = off.client().health();
+    assert_eq!(off["vram"]["draft_bytes"], 0);
+    assert_eq!(off["model"]["draft_model"], Value::Null);
+}
+
+#[test]
+fn requests_of_every_kind_have_the_answers_without_a_draft_model() {
+    let off = Worker::shallow().start();
+    let draft = shallow_model();
+    let on = Worker::shallow()
+        .arg("--draft-model", draft.display())
+        .start();
+    for (path, body) in requests() {
+        let expected = content(&off.client(), path, &body);
+        assert_eq!(
+            content(&on.client(), path, &body),
+            expected,
+            "{path} {body}"
+        );
+    }
+    drafts_of_model(&on.client());
+    let declining = story(&json!({"speculation": false, "temperature": 0}));
+    let answer = on.client().post(COMPLETIONS, &declining).json();
+    assert_eq!(details(&answer["usage"]), [0, 0]);
+}
+
+/// The first layers of a model guess badly.
+#[test]
+fn drafts_of_another_model_change_no_token() {
+    let draft = shallow_model();
+    let (off, on) = (
+        Worker::real().start(),
+        Worker::real().arg("--draft-model", draft.display()).start(),
+    );
+    for extra in [
+        json!({"temperature": 0}),
+        json!({"temperature": 0.7, "seed": 2}),
+    ] {
+        let body = story(&extra);
+        let expected = content(&off.client(), COMPLETIONS, &body);
+        assert_eq!(content(&on.client(), COMPLETIONS, &body), expected);
+    }
+    let [offered, accepted] = wait::until("drafts of the model", || {
+        let drafts = counted(&on.client());
+        (drafts[0] > 0).then_some(drafts)
+    });
+    assert!(accepted < offered, "{accepted} of {offered}");
+}
+
+#[test]
+fn a_replaced_child_or_supervisor_changes_no_token_and_the_next_one_drafts() {
+    let twins = Twins::new();
+    let off = twins.plain().start();
+    let workers = [
+        twins.drafting().start(),
+        twins.drafting().flag("--standby").start(),
+    ];
+    for (worker, extra) in workers.iter().zip([
+        json!({"temperature": 0}),
+        json!({"temperature": 0.9, "seed": 8}),
+    ]) {
+        let body = story(&extra);
+        let expected = off.client().post(COMPLETIONS, &body).json();
+        let expected = expected["choices"][0]["text"].as_str().expect("a text");
+        for disturbance in Disturbance::ALL {
+            let before = counted(&worker.client());
+            let usage = json!({"stream": true, "stream_options": {"include_usage": true}});
+            let events = disturbance.of_stream(worker, COMPLETIONS, &with(body.clone(), &usage), 2);
+            let chunks: Vec<Value> = events
+                .iter()
+                .filter(|data| *data != "[DONE]")
+                .map(|data| serde_json::from_str(data).expect("JSON"))
+                .collect();
+            let texts = chunks
+                .iter()
+                .filter_map(|it| it["choices"][0]["text"].as_str());
+            assert_eq!(texts.collect::<String>(), expected, "{disturbance:?}");
+            // A child that goes on may have found that they are not worth their cost.
+            if disturbance == Disturbance::Killed {
+                wait::until("drafts of the next child", || {
+                    (counted(&worker.client())[1] > before[1]).then_some(())
+                });
+            }
+        }
+        assert!(worker.generation() > Some(1), "no child died");
+    }
+}
+
+/// The step is that of the draft model, by the crash report, and of its request alone.
+#[test]
+fn a_fault_in_a_step_of_the_draft_model_is_a_death_like_any_other() {
+    let twins = Twins::new();
+    let body = story(&json!({"temperature": 0}));
+    let expected = content(&twins.plain().start().client(), COMPLETIONS, &body);
+    // The prompt, a first token without drafts, and the first turn of the model.
+    let worker = twins.drafting().faults("panic@step=3,generation=1").start();
+    assert_eq!(content(&worker.client(), COMPLETIONS, &body), expected);
+    let report = &worker.crash_reports()[0];
+    let steps = report["flight_recorder"]["last_steps"].as_array();
+    let fatal = steps.and_then(|it| it.last()).expect("a step");
+    assert_eq!(fatal["phases"], json!(["draft model"]), "{fatal}");
+    assert_eq!(fatal["ended"], false);
+    assert_eq!(fatal["sequences"], 1);
+    assert!(worker.generation() > Some(1));
+}
+
+/// A later child serves without a draft model that is not there any more.
+#[test]
+fn a_draft_model_that_is_gone_costs_no_stream() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let draft = dir.path().join("draft.gguf");
+    fs::copy(shallow_model(), &draft).expect("there is room for a copy");
+    let worker = Worker::shallow()
+        .arg("--draft-model", draft.display())
+        .start();
+    let body = completion(&json!({"temperature": 0}));
+    let expected = content(&worker.client(), COMPLETIONS, &body);
+    fs::remove_file(&draft).expect("it is ours");
+    worker.kill_child();
+    wait::until("the next child", || {
+        let health = worker.client().health();
+        let serves = health["state"] == "serving" && worker.generation() > Some(1);
+        (serves && health["model"]["draft_model"].is_null()).then_some(())
+    });
+    assert_eq!(content(&worker.client(), COMPLETIONS, &body), expected);
+}
+
+#[test]
+fn a_draft_model_that_cannot_draft_is_refused_by_name() {
+    let refused = |worker: worker_orcd_tests::worker::WorkerBuilder, words: &[&str]| {
+        let mut worker = worker.spawn();
+        assert!(!worker.wait_exit().success());
+        let log = worker.log.text();
+        for word in words {
+            assert!(log.contains(word), "{word} in {log}");
+        }
+    };
+    let real = real_model();
+    let draft = real.display().to_string();
+    refused(
+        Worker::scripted(Script::behave())
+            .arg("--draft-model", &draft)
+            .arg("--speculation", "text"),
+        &["--draft-model", "auto"],
+    );
+    refused(
+        Worker::scripted(Script::behave())
+            .arg("--draft-model", &draft)
+            .arg("--trace-logits", "/tmp/none"),
+        &["--trace-logits", "--draft-model"],
+    );
+    refused(
+        Worker::shallow().arg("--draft-model", "/dev/null/none.gguf"),
+        &["--draft-model"],
+    );
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let other = dir.path().join("other.gguf");
+    let tiny =
+        worker_orcd_gpu::model::tiny_model::tiny_model(worker_orcd_gpu::model::Architecture::Llama);
+    fs::write(&other, tiny.build()).expect("written");
+    refused(
+        Worker::shallow().arg("--draft-model", other.display()),
+        &["other.gguf", "token 0 is"],
+    );
+}
