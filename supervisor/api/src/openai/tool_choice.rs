@@ -30,7 +30,8 @@ pub(super) fn read(fields: &mut Fields<'_>, has_tools: bool) -> CallPolicy {
 }
 
 fn shape_of_named() -> Shape {
-    let function = schema::closed_object([("name", schema::text())], &["name"]);
+    let name = schema::text_of(&(1..=usize::MAX));
+    let function = schema::closed_object([("name", name)], &["name"]);
     let kind = ("type", schema::values(["function"]));
     schema::closed_object([kind, ("function", function)], &["type", "function"])
 }
