@@ -245,9 +245,39 @@ fn a_trace_and_drafts_exclude_each_other() {
             "text",
             "steps with drafts compute more; set --speculation to off",
         ),
-        ("words", "\"words\" is neither off nor text"),
+        ("words", "\"words\" is neither off, text nor auto"),
     ] {
         let refused = errors(&with(source), &[]);
+        assert!(
+            refused.len() == 1 && refused[0].contains(message),
+            "{refused:?}"
+        );
+    }
+}
+
+#[test]
+fn a_draft_model_drafts_unless_that_is_contradicted() {
+    let with = |more: &[&'static str]| {
+        let flags = [&MODEL[..], &["--draft-model", "/dev/null"], more].concat();
+        gather(&flags, &[])
+    };
+    for more in [&[][..], &["--speculation", "auto"]] {
+        let config = with(more).unwrap();
+        assert_eq!(config.draft_model, Some("/dev/null".into()));
+        assert_eq!(config.load.speculation, Speculation::Auto);
+    }
+    let without = gather(&MODEL, &[]).unwrap();
+    assert_eq!(without.draft_model, None);
+    assert_eq!(without.load.speculation, Speculation::Off);
+    for (more, message) in [
+        (&["--speculation", "off"][..], "set it to auto"),
+        (&["--speculation", "text"], "set it to auto"),
+        (
+            &["--device", "cpu", "--trace-logits", "/dev/null"],
+            "leave out --draft-model",
+        ),
+    ] {
+        let refused = with(more).unwrap_err().0;
         assert!(
             refused.len() == 1 && refused[0].contains(message),
             "{refused:?}"

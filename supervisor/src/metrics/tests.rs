@@ -136,6 +136,7 @@ fn memory_is_told_by_purpose_and_what_the_child_does_not_know_has_no_line() {
         kv_capacity_bytes: 20,
         kv_used_bytes: 7,
         scratch_bytes: 3,
+        draft_bytes: 5,
         ..MemoryReport::default()
     };
     let mut child = ChildSnapshot::begun(7, 1, now);
@@ -157,6 +158,7 @@ fn memory_is_told_by_purpose_and_what_the_child_does_not_know_has_no_line() {
             &"worker_orcd_device_memory_bytes{purpose=\"kv\"} 20",
             &"worker_orcd_device_memory_bytes{purpose=\"scratch\"} 3",
             &"worker_orcd_device_memory_bytes{purpose=\"graphs\"} 0",
+            &"worker_orcd_device_memory_bytes{purpose=\"draft\"} 5",
         ]
     );
 }
