@@ -14,7 +14,7 @@
 //! A draft changes no token, so nothing here is part of a promise: no page is sealed, adopted or parked. A sequence that begins, or
 //! continues after a death, is computed by the model in chunks beside the steps of the served model, and has no drafts until
 //! that is done. Its pages are in a cache of their own, with the prefixes of other sequences. Positions behind a rejected
-//! draft are computed again: a sequence keeps the positions whose tokens became its own.
+//! draft are computed again: a sequence keeps the positions of tokens that became its own.
 
 use super::drafts::{Allowance, DraftCosts, Source, rounded};
 use super::page_table::{PageDemand, PageTable};
@@ -177,7 +177,7 @@ impl Computed {
         }
     }
 
-    /// Keeps the positions whose drafts became tokens of the sequence.
+    /// Keeps the positions of drafts that became tokens of the sequence.
     fn settle(&mut self, tokens: &[TokenId]) {
         let own = tokens[self.settled..].iter().zip(&self.ahead);
         // The last token is computed in any case.

@@ -39,6 +39,7 @@ impl Bench {
             .with_draft_model(limits, KvPages::new(geometry, true));
         let mut device = PagedDevice::new(geometry);
         (device.errs, device.checks_history) = (errs, groups == KvGroups::ONE);
+        device.checks_groups = true;
         self.draft = Some(device);
         self
     }
@@ -56,6 +57,8 @@ impl Bench {
             if work.is_empty() {
                 break;
             }
+            let rows: usize = work.iter().map(|it| it.tokens.len()).sum();
+            assert!(rows <= of_model().max_batch_tokens as usize, "{rows} rows");
             device.begin(&work);
             let samples = work.iter().flat_map(SequenceWork::samples);
             let draws: Vec<_> = samples.map(Some).collect();
@@ -243,7 +246,7 @@ fn tokens_outside_the_vocabulary_of_the_model_end_its_drafts() {
     assert!(seen[0] > seen[1] && seen[1] > 0, "{seen:?}");
 }
 
-/// Layers with windows, whose pages are released behind the positions that became tokens.
+/// Layers with windows: pages are released behind the positions that became tokens.
 #[test]
 fn windows_of_the_model_keep_what_a_rejected_draft_needs() {
     let sliding = SlidingGroups {
@@ -253,7 +256,7 @@ fn windows_of_the_model_keep_what_a_rejected_draft_needs() {
         checkpoints: None,
     };
     let groups = KvGroups {
-        whole: 1,
+        full: 1,
         sliding: Some(sliding),
     };
     let (mut offered, mut accepted) = (0, 0);

@@ -15,6 +15,10 @@ pub struct PagedDevice {
     pub vocab: u32,
     /// Its pages hold the tokens before each sampled one.
     pub checks_history: bool,
+    /// Each group reads the pages that it wrote. Adopted pages were written elsewhere.
+    pub checks_groups: bool,
+    /// The group that wrote a page last.
+    writers: BTreeMap<PageId, usize>,
     pub pages: Vec<[Option<TokenId>; PAGE_TOKENS as usize]>,
     pub geometry: KvGeometry,
     /// Rows of the last step that may sample: their requests, pages and ends.
@@ -30,6 +34,8 @@ impl PagedDevice {
             errs: None,
             vocab: VOCAB,
             checks_history: false,
+            checks_groups: false,
+            writers: BTreeMap::new(),
             pages: vec![[None; PAGE_TOKENS as usize]; geometry.pages as usize],
             geometry,
             open: Vec::new(),
@@ -37,9 +43,13 @@ impl PagedDevice {
         }
     }
 
-    fn slot(&mut self, pages: &[PageId], position: u32, group: usize) -> &mut Option<TokenId> {
+    fn page(&self, pages: &[PageId], position: u32, group: usize) -> PageId {
         let block = (position / PAGE_TOKENS) as usize;
-        let page = pages[block * self.geometry.groups.count() + group];
+        pages[block * self.geometry.groups.count() + group]
+    }
+
+    fn slot(&mut self, pages: &[PageId], position: u32, group: usize) -> &mut Option<TokenId> {
+        let page = self.page(pages, position, group);
         &mut self.pages[page.0 as usize][(position % PAGE_TOKENS) as usize]
     }
 
@@ -53,6 +63,8 @@ impl PagedDevice {
                 };
                 for group in 0..self.geometry.groups.count() {
                     *self.slot(sequence.pages, position, group) = Some(token);
+                    let page = self.page(sequence.pages, position, group);
+                    self.writers.insert(page, group);
                 }
             }
         }
@@ -94,6 +106,9 @@ impl PagedDevice {
             let window = sliding.filter(|_| group >= full as usize);
             let from = window.map_or(0, |sliding| (position + 1).saturating_sub(sliding.window));
             for position in from..=position {
+                let page = self.page(pages, position, group);
+                let is_own = self.writers.get(&page) == Some(&group);
+                assert!(is_own || !self.checks_groups, "a page of another group");
                 let token = *self.slot(pages, position, group);
                 seen.push(token.expect("the position was computed"));
             }
@@ -114,6 +129,8 @@ impl PagedDevice {
         if self.checks_history {
             assert!(history.eq(&seen[..end as usize]), "stale pages");
         }
+        let mut bias = sample.bias.iter();
+        assert!(bias.all(|(token, _)| token.0 < self.vocab), "unknown token");
         let is_allowed = |token: &u32| match sample.allowed {
             Some(words) => words[*token as usize / 32] & 1 << (token % 32) != 0,
             None => true,
