@@ -258,7 +258,7 @@ fn refuse_drafts_beside_a_trace(reader: &mut Reader<'_>, load: &LoadConfig) {
     ));
 }
 
-/// Refuses a draft model whose drafts are not wanted.
+/// Refuses a draft model without `--speculation auto`.
 fn refuse_a_draft_model_of_no_use(reader: &mut Reader<'_>, load: &LoadConfig) {
     if reader.has("draft-model") && load.speculation != Speculation::Auto {
         let [model, source] = ["draft-model", "speculation"].map(|it| reader.origin(it));

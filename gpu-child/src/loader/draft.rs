@@ -134,7 +134,7 @@ fn load_from(
     })
 }
 
-/// A standby whose memory fits beside that of the serving child takes it at once.
+/// Role of the child at its load. A standby allocates at once if its memory fits beside that of the serving child.
 fn role(order: &LoadOrder) -> Role {
     match order.kv_readers {
         KvReaders::Successors => Role::Active,
@@ -208,7 +208,7 @@ fn refusal_of_kind(model: &ModelFacts, is_reranker: bool, which: &str) -> Option
     Some(format!("{which} is {kind}, which generates no text"))
 }
 
-/// What differs between two tokenizers, if their token ids have other meanings.
+/// Difference between two tokenizers, if their token ids have other meanings.
 fn difference(served: &TokenizerFacts, own: &TokenizerFacts) -> Option<String> {
     if own.kind != served.kind {
         return Some(format!(

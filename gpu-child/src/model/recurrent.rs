@@ -19,7 +19,7 @@ const EVERY: &str = "full_attention_interval";
 #[derive(Debug, Clone, PartialEq)]
 pub struct RecurrentLayers {
     pub recurrence: Recurrence,
-    /// Of each layer, whether it has the recurrence; the others have attention.
+    /// True for layers with the recurrence. The others have attention.
     pub layers: Vec<bool>,
 }
 
@@ -145,7 +145,7 @@ fn listed_or_every(
     }
 }
 
-/// Layers whose number of heads of keys and values is zero.
+/// Layers without heads of keys and values.
 fn without_kv_heads(keys: &Keys<'_, '_>, n_layers: usize) -> Result<Vec<bool>, ModelError> {
     let key = keys.key(heads::KV_COUNT);
     let Some(Value::Array(array)) = keys.header.get(&key) else {

@@ -43,14 +43,14 @@ const FOLLOWING_ROWS: usize = 16;
 pub(super) struct DraftModel {
     limits: DraftModelLimits,
     cache: KvPages,
-    /// By serial.
+    /// Sequences by serial number.
     sequences: HashMap<u64, Computed>,
     pub(super) step_costs: DraftCosts,
     /// The sequences of the present turn.
     turn: Vec<Part>,
 }
 
-/// What the model has computed of a sequence.
+/// Positions of a sequence that the model has computed.
 #[derive(Debug)]
 struct Computed {
     table: PageTable,

@@ -72,12 +72,12 @@ impl Pacer {
         self.drafts.observe_model(decoding, took);
     }
 
-    /// What a step of the draft model costs.
+    /// Costs of a step of the draft model.
     pub(super) fn draft_step_costs(&self) -> DraftCosts {
         self.drafts.model_costs()
     }
 
-    /// What drafts of the next step cost.
+    /// Costs of drafts in the next step.
     pub(super) fn draft_costs(&self) -> DraftCosts {
         self.drafts.costs()
     }

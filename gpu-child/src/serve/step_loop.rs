@@ -3,7 +3,7 @@
 //! An asynchronous device is kept busy: while a step that only decodes is in flight, the next one is planned and
 //! launched behind it. The thread then waits for the tokens of the first, sends them and updates the scheduler. No step
 //! is launched behind one with prompts: it may be long, and a cancellation or a new request must not wait for two. None is
-//! launched behind one with drafts, whose number of tokens is not known. No
+//! launched behind one with drafts: its number of tokens is not known. No
 //! step is launched ahead either while an embedding or a prompt's log probabilities are requested: their rows are
 //! copied while the step runs.
 //!

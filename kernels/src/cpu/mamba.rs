@@ -78,7 +78,7 @@ struct Row<'a> {
 /// Weights of a unit.
 #[derive(Debug, Clone)]
 pub struct ScanWeights {
-    /// Of the convolution, by position and then by channel, the present position last: `[kernel, channels]`.
+    /// Weights of the convolution `[kernel, channels]`, the present position last.
     pub conv: Vec<f32>,
     /// `[channels]`.
     pub conv_bias: Vec<f32>,

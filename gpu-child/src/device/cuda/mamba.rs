@@ -104,7 +104,7 @@ impl MambaKernels {
     /// If a launch fails.
     ///
     /// # Safety
-    /// The arguments are those of `rows` rows of `sequences` sequences, whose pages are in the arena.
+    /// The arguments are those of `rows` rows of `sequences` sequences. Their pages are in the arena.
     unsafe fn run(
         &self,
         context: &Context,

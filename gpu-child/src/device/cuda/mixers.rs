@@ -136,7 +136,7 @@ impl Mixers {
     }
 }
 
-/// What the mixers prepare of a step.
+/// Plan of a step for the mixers.
 #[derive(Debug)]
 pub struct MixerPlan {
     pub attention: AttentionPlan,
@@ -173,21 +173,21 @@ impl MixerPlan {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MixerGrids {
     attention: AttentionGrids,
-    /// Of long prompts in delta nets.
+    /// Blocks of positions of a long prompt in delta nets.
     pieces: usize,
 }
 
 /// Buffers of the mixers.
 #[derive(Debug, Clone, Copy)]
 pub struct MixerBuffers {
-    /// What a mixer projects of its input, first of all.
+    /// Output of a mixer's first product.
     pub projected: DevicePtr<f32>,
-    /// What its last product takes.
+    /// Input of its last product.
     pub outputs: DevicePtr<f32>,
     pub attention: AttentionBuffers,
     pub delta_nets: Option<DeltaNetBuffers>,
     pub mamba: Option<MambaBuffers>,
-    /// Of layers with a recurrent state.
+    /// Buffers of layers with a recurrent state.
     pub states: Option<StateBuffers>,
 }
 
@@ -211,7 +211,7 @@ impl MixerBuffers {
         }
     }
 
-    /// What the mixers add to the inputs of a step.
+    /// Inputs of the mixers for a step.
     ///
     /// # Panics
     /// If the batch is larger than announced.
