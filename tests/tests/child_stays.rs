@@ -73,7 +73,7 @@ fn a_child_that_cannot_be_reaped_ends_the_worker() {
 
     let held = Unreapable::hold(child);
     process::signal(child, Signal::SIGKILL);
-    worker.log.wait_for("succession");
+    worker.log.wait_for("failover");
     wait::until("the child to be dead, and not waited for", || {
         (process::state(child) == Some('Z')).then_some(())
     });

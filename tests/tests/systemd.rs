@@ -78,7 +78,7 @@ fn the_unit_is_ready_when_it_serves_and_outlives_its_child_and_its_supervisor() 
     assert!(!life.read("killed-rest").contains("event: started"));
     assert_eq!(tokens(&life, &["upgraded"]), calm);
     is("upgraded-and-killed", "active=active restarts=3");
-    assert_eq!(line("stored then"), ": 1", "one parcel in place of another");
+    assert_eq!(line("stored then"), ": 1", "one bundle in place of another");
     assert_eq!(tokens(&life, &["again", "again-rest"]), calm);
     let restored = life.read("log");
     let mut restored = restored

@@ -280,7 +280,7 @@ impl Sequence {
             .as_ref()
             .is_some_and(|it| !it.is_sound(limits))
         {
-            return refused("its reasoning are bounded by what cannot be written".to_owned());
+            return refused("its reasoning is bounded by what cannot be written".to_owned());
         }
         self.ending(limits)
     }

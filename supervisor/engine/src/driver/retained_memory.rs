@@ -241,7 +241,7 @@ impl RetainedMemory {
                     });
                 }
                 Ok(Some((FdKind::SecondSocket, _))) => {
-                    let message = "a late_fd_socket from a child".to_owned();
+                    let message = "a descriptor socket from a child".to_owned();
                     return Err(ChildEvent::Violation(message));
                 }
                 Ok(None) => break,

@@ -161,7 +161,7 @@ impl SnapshotBuilder {
             Effect::Failover {
                 predecessor,
                 successor,
-            } => info!(of = predecessor.0, successor = successor.0, "handover"),
+            } => info!(of = predecessor.0, successor = successor.0, "failover"),
             Effect::DeviceOut(_)
             | Effect::DeviceIn(_)
             | Effect::RefuseNewWork

@@ -180,7 +180,7 @@ fn of_an_upgrade(received: Received) -> io::Result<Predecessor> {
 fn read(document: &[u8], descriptors: Vec<OwnedFd>, ending: Ending) -> io::Result<Predecessor> {
     let inventory: Inventory = serde_json::from_slice(document)?;
     if inventory.format != upgrade::FORMAT {
-        let what = format!("an handoff of format {}", inventory.format);
+        let what = format!("a handoff of format {}", inventory.format);
         return Err(io::Error::new(ErrorKind::InvalidData, what));
     }
     let mut descriptors = descriptors.into_iter();

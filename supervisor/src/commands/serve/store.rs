@@ -62,7 +62,7 @@ pub(super) async fn keep(app: Arc<App>, listeners: Arc<[TcpListener]>, stored: S
                 info!(number, "handoff_stored");
                 stored.0.store(number, Ordering::Release);
             }
-            Ok(Err(error)) => warn!(%error, "estate_not_stored"),
+            Ok(Err(error)) => warn!(%error, "handoff_not_stored"),
             Err(_) => return,
         }
     }
