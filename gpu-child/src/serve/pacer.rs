@@ -16,7 +16,7 @@ use std::time::Duration;
 
 /// Target duration of a step: shorter than the time within which a cancelled request must stop, with a margin for the
 /// transit.
-const TARGET: Duration = Duration::from_millis(70);
+pub(super) const TARGET: Duration = Duration::from_millis(70);
 
 /// Hysteresis: chunks shrink if a step exceeds the target by this factor, and grow only if it stays below by more. The
 /// last tokens of a prompt take longer than the first, and chunks that followed each step would have ragged sizes.

@@ -9,9 +9,13 @@ use super::layer_groups::{ByKind, LayerGroups};
 use super::states::{HALVES, StateLayout};
 use crate::device::{KvGeometry, KvGroups};
 use crate::model::{Heads, ModelConfig};
+use worker_orcd_ipc::{Fault, MAX_PAGE_GROUPS};
 
 /// Positions of a page, which is what attention reads at a time.
 pub const PAGE_TOKENS: usize = 32;
+
+/// Maximum values of a unit of a recurrent state: 512 MiB. Kernels index it by 32 bits.
+const MAX_UNIT_FLOATS: usize = 1 << 27;
 
 /// A page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -129,6 +133,29 @@ impl KvLayout {
             groups,
             states: None,
         }
+    }
+
+    /// Checks the sizes of recurrent states, which a model file determines.
+    ///
+    /// # Errors
+    /// If a unit is too large for the indices of the kernels, or a block takes more pages than a message may have.
+    pub fn check_states(&self) -> Result<(), Fault> {
+        let Some(states) = &self.states else {
+            return Ok(());
+        };
+        let (floats, groups) = (states.unit().floats(), self.page_groups().count());
+        let message = if floats > MAX_UNIT_FLOATS {
+            format!(
+                "a recurrent state has {floats} values in a unit; at most {MAX_UNIT_FLOATS} are supported"
+            )
+        } else if groups > MAX_PAGE_GROUPS {
+            format!(
+                "recurrent states take {groups} pages of each block; at most {MAX_PAGE_GROUPS} are supported"
+            )
+        } else {
+            return Ok(());
+        };
+        Err(Fault::ModelLoad { message })
     }
 
     /// All groups of pages of a block.

@@ -243,6 +243,28 @@ mod tests {
         KvLayout::of(config, &options)
     }
 
+    #[test]
+    fn states_of_too_many_pages_or_of_too_large_units_are_refused() {
+        let refused = |units: usize, floats: usize| {
+            let mut layout = layout(4, 16, 48, 4);
+            layout.states = layout.states.map(|states| StateLayout {
+                unit: StateUnit {
+                    row: 1,
+                    state: floats,
+                },
+                units,
+                per_page: 1,
+                ..states
+            });
+            layout.check_states().err().map(|fault| fault.to_string())
+        };
+        assert_eq!(refused(64, 1 << 20), None);
+        let pages = refused(400, 1 << 20).expect("three layers of 400 units");
+        assert!(pages.contains("1201 pages"), "{pages}");
+        let large = refused(2, 1 << 27).expect("a unit of more than 2^27 values");
+        assert!(large.contains("values in a unit"), "{large}");
+    }
+
     /// The numbers of docs/internals/decisions/child.md.
     #[test]
     fn qwen3_5_has_pages_of_these_sizes() {

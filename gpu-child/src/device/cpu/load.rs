@@ -18,7 +18,7 @@ use crate::device::common::placement::{check_size, values};
 use crate::device::{KeptWeights, LoadOptions, Source};
 use crate::model::{Mapping, ModelConfig, TensorView};
 use twox_hash::xxhash3_128::Hasher;
-use worker_orcd_ipc::{Fault, MAX_PAGE_GROUPS, WeightsManifest};
+use worker_orcd_ipc::{Fault, WeightsManifest};
 use worker_orcd_kernels::cpu::{PackedShape, ROWS};
 
 /// Tensors start at cache lines.
@@ -35,7 +35,7 @@ pub fn load(
     let config = source.config;
     refuse_unsupported(config)?;
     let layout = KvLayout::of(config, options);
-    refuse_states(&layout)?;
+    layout.check_states()?;
     let mut placement = Placement::default();
     let tensors = source.weights.try_map(&mut placement)?;
     let max_tokens = options.batch_tokens();
@@ -80,18 +80,6 @@ fn refuse_unsupported(config: &ModelConfig) -> Result<(), Fault> {
             );
             return Err(Fault::ModelLoad { message });
         }
-    }
-    Ok(())
-}
-
-/// Refuses recurrent states in more pages than a message may have.
-fn refuse_states(layout: &KvLayout) -> Result<(), Fault> {
-    let groups = layout.page_groups().count();
-    if groups > MAX_PAGE_GROUPS {
-        let message = format!(
-            "recurrent states take {groups} pages of each block; at most {MAX_PAGE_GROUPS} are supported"
-        );
-        return Err(Fault::ModelLoad { message });
     }
     Ok(())
 }

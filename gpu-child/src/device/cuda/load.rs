@@ -70,6 +70,7 @@ pub fn load(
     refuse_unsupported(config, device.context.shared_bytes())?;
     let sequence_tokens = options.load.max_sequence_tokens.max(1) as usize;
     let layout = KvLayout::of(config, &options.load);
+    layout.check_states()?;
     let largest = Largest {
         tokens: options.load.batch_tokens(),
         sequences: options.max_sequences.max(1) as usize,

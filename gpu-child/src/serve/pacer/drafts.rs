@@ -6,7 +6,7 @@
 //! A step of a draft model makes a draft for each of the n sequences in the time m, so it costs m / t for each draft.
 //!
 //! A device may be slower in its first steps of a size, because it records them. They are not counted, and no single step
-//! raises the cost by much. A cost that is too high for any draft is forgotten gradually, or it would never be measured
+//! raises a cost by much. A cost that is too high for any draft is forgotten gradually, or it would never be measured
 //! again.
 
 use crate::scheduler::{DraftCosts, StepShape};
@@ -69,6 +69,10 @@ impl Class {
         if shape.drafts == 0 {
             self.step = Some(step + GAIN * (seconds.min(2.0 * step) - step));
             self.row = self.row.map(|row| row + FORGETTING * (assumed - row));
+            let assumed = ASSUMED_MODEL * step;
+            self.model = self
+                .model
+                .map(|model| model + FORGETTING * (assumed - model));
             return;
         }
         let size = (shape.decoding.ilog2() as usize).min(SIZES - 1);
@@ -88,8 +92,10 @@ impl Class {
             self.first_model_steps += 1;
             return;
         }
-        let model = self.model.unwrap_or(seconds);
-        self.model = Some(model + GAIN * (seconds.min(2.0 * model) - model));
+        let assumed = self.step.map_or(seconds, |step| ASSUMED_MODEL * step);
+        let model = self.model.unwrap_or(assumed);
+        let most = GROWTH * model;
+        self.model = Some(model + GAIN * (seconds.min(most) - model));
     }
 
     fn model_cost(&self) -> f64 {
@@ -214,6 +220,44 @@ mod tests {
         }
         let cost = observe(15, 30_000);
         assert!((0.02..0.05).contains(&cost), "{cost}");
+    }
+
+    #[test]
+    fn the_model_s_cost_is_measured_and_a_single_slow_step_counts_little() {
+        let mut prices = DraftPrices::default();
+        prices.observe(shape(1, 0, 0), Duration::from_millis(10));
+        let mut observe = |micros| {
+            prices.observe_model(1, Duration::from_micros(micros));
+            prices.model_costs().0[0]
+        };
+        for _ in 0..FIRST_STEPS {
+            assert_eq!(observe(1_000_000), ASSUMED_MODEL as f32);
+        }
+        let slow = observe(1_000_000);
+        assert!(slow < 2.0 * ASSUMED_MODEL as f32, "{slow}");
+        for _ in 0..60 {
+            observe(500);
+        }
+        let settled = observe(500);
+        assert!((settled - 0.05).abs() < 0.001, "{settled}");
+    }
+
+    #[test]
+    fn a_cost_of_the_model_without_drafts_is_forgotten() {
+        let mut prices = DraftPrices::default();
+        prices.observe(shape(1, 0, 0), Duration::from_millis(10));
+        for _ in 0..60 {
+            prices.observe_model(1, Duration::from_millis(20));
+        }
+        assert!(prices.model_costs().0[0] > 1.9);
+        let steps = (0..10_000).position(|_| {
+            prices.observe(shape(1, 0, 0), Duration::from_millis(10));
+            prices.model_costs().0[0] < 0.5
+        });
+        assert!(
+            steps.is_some_and(|steps| (500..4000).contains(&steps)),
+            "{steps:?}"
+        );
     }
 
     #[test]

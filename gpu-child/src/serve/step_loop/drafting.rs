@@ -3,7 +3,7 @@
 //!
 //! In the flight recorder a turn is a step of its own, with the phase of drafts and all of its requests.
 
-use super::super::pacer::Pacer;
+use super::super::pacer::{Pacer, TARGET};
 use super::super::{Doing, LoadedDraft, Status};
 use super::scheduler_fault;
 use crate::device::{Batch, Executor, NoTap};
@@ -35,12 +35,21 @@ impl Drafting {
         }
     }
 
-    /// Adapts the chunk to a step of it, and to one of the served model.
-    fn observe_chunk(&mut self, took: Duration, served_took: Duration) {
-        let ratio = served_took.as_secs_f64() / took.as_secs_f64().max(1e-6);
-        let wanted = self.chunk as f64 * ratio.clamp(0.5, 2.0);
+    /// Adapts the chunk to a step of this many rows, and to one of the served model.
+    fn observe_chunk(&mut self, rows: usize, took: Duration, served_took: Duration) {
         let most = self.executor.max_batch_tokens() as usize;
-        self.chunk = (wanted as usize).clamp(LEAST_CHUNK.min(most), most);
+        self.chunk = next_chunk(self.chunk, rows, took, served_took).min(most);
+    }
+}
+
+/// Size of the chunk after a step of this many rows. A step with less than a chunk shows nothing about a larger one.
+fn next_chunk(chunk: usize, rows: usize, took: Duration, served_took: Duration) -> usize {
+    let ratio = served_took.min(TARGET).as_secs_f64() / took.as_secs_f64().max(1e-6);
+    let wanted = (rows as f64 * ratio.clamp(0.5, 2.0)) as usize;
+    match rows >= chunk {
+        true => wanted.max(LEAST_CHUNK),
+        false if ratio < 1.0 => wanted.clamp(LEAST_CHUNK.min(chunk), chunk),
+        false => chunk,
     }
 }
 
@@ -84,7 +93,6 @@ impl Drafting {
         if !turn.begin(self.chunk) {
             return Ok(false);
         }
-        status.step_begins(step, Instant::now());
         status.calls_device(Doing::Drafts, None);
         let requests: Vec<RequestId> = turn.requests().collect();
         let mut is_first = true;
@@ -102,12 +110,13 @@ impl Drafting {
                 sequences: &sequences,
             };
             let began = Instant::now();
+            // The deadline of a step is that of each of the turn's.
+            status.step_begins(step, began);
             let drawn = self.executor.step(&batch, &mut NoTap)?;
             let took = began.elapsed();
             match std::mem::take(&mut is_first) {
-                true if rows > 2 * sequences.len() => self.observe_chunk(took, served_took),
-                true => {}
-                false => pacer.observe_draft_step(decoding, took),
+                true if rows > 2 * sequences.len() => self.observe_chunk(rows, took, served_took),
+                _ => pacer.observe_draft_step(decoding, took),
             }
             drop(sequences);
             turn.take(&drawn).map_err(scheduler_fault)?;
@@ -126,5 +135,34 @@ fn record_begin(recorder: &FlightRecorder, step: u64, rows: usize, requests: &[R
     recorder.record(step, Moment::StepBegin { tokens }, of(requests));
     for part in requests.chunks(REQUESTS_PER_RECORD) {
         recorder.record(step, Moment::Phase(Phase::Draft), of(part));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunk_takes_about_as_long_as_a_served_step_and_no_longer_than_the_target() {
+        let settled = |us_per_row: u64, served: Duration| {
+            let mut chunk = 64;
+            for _ in 0..20 {
+                let took = Duration::from_micros(us_per_row * chunk as u64);
+                chunk = next_chunk(chunk, chunk, took, served);
+            }
+            chunk
+        };
+        assert!((190..=200).contains(&settled(100, Duration::from_millis(20))));
+        let capped = settled(1000, Duration::from_secs(2));
+        assert!((60..=70).contains(&capped), "{capped}");
+    }
+
+    #[test]
+    fn a_short_step_does_not_lengthen_a_chunk_and_a_slow_one_shortens_it() {
+        let served = Duration::from_millis(50);
+        assert_eq!(next_chunk(64, 20, Duration::from_millis(1), served), 64);
+        assert_eq!(next_chunk(64, 50, Duration::from_millis(1), served), 64);
+        assert_eq!(next_chunk(64, 20, Duration::from_millis(100), served), 10);
+        assert_eq!(next_chunk(8, 3, Duration::from_millis(1), served), 8);
     }
 }

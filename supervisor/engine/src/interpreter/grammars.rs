@@ -33,8 +33,8 @@ const PATIENCE: Patience = Patience {
     wait: Duration::from_secs(10),
 };
 
-/// Time limits for the vocabulary. It is trusted, and its time depends on the machine alone: on a busy one the process, which gives
-/// way to streams, may run for less than a hundredth of the wall time. Clients wait for the first process.
+/// Time limits for the vocabulary. It is trusted, and its time depends on the machine alone: beside a dozen busy processes it has
+/// taken more than 20 s of wall time. Clients wait for the first process.
 const VOCABULARY_PATIENCE: Patience = Patience {
     work: Duration::from_secs(20),
     wait: Duration::from_secs(180),

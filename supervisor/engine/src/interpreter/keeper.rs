@@ -121,9 +121,12 @@ impl Keeper {
     fn start(&self, first: &[u8]) -> Result<Process, OrderError> {
         let cpu_time = self.patience_at_first.work.max(self.patience.work);
         let mut process = Process::spawn(cpu_time)?;
-        match process.ask(first, self.patience_at_first)? {
-            Answer::Ready => Ok(process),
-            answer => Err(OrderError::Answered(answer)),
+        match process.ask(first, self.patience_at_first) {
+            Ok(Answer::Ready) => Ok(process),
+            Ok(answer) => Err(OrderError::Answered(answer)),
+            // What the first order costs is no fault of the order behind it.
+            Err(OrderError::Costly(limit)) => Err(OrderError::Late(limit)),
+            Err(error) => Err(error),
         }
     }
 }
