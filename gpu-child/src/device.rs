@@ -23,7 +23,7 @@ mod kv_transfer;
 mod open;
 
 pub use common::arena_layout::ARENA_LAYOUT;
-pub use common::manifest::KeptWeights;
+pub use common::manifest::RetainedWeights;
 pub use common::{Beside, LoadOptions, Source};
 pub use kv_geometry::{KvGeometry, KvGroups, PageId, SlidingGroups};
 pub use kv_transfer::{KvTransfer, PageCopy, PagePart};

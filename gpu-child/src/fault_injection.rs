@@ -4,7 +4,7 @@
 //! `--accept-fault-injection`.
 //!
 //! ```text
-//! WORKER_ORCD_FAULTS ─ grammar ─ Rule ─ strike? ─┬─ deeds: in the step (dies, hangs, lies)
+//! WORKER_ORCD_FAULTS ─ grammar ─ Rule ─ strike? ─┬─ engine_faults: in the step (dies, hangs, lies)
 //!                                FaultyExecutor ─┘
 //!                                                ├─ device::injected_fault: on the device, before the step
 //!                                                └─ wire: in the next write (FaultyWriter)

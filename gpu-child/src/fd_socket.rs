@@ -2,7 +2,7 @@
 //! child come down.
 //!
 //! Only the loader uses it; then the [sentinel](crate::sentinel) keeps it open. Descriptors that arrive while the child
-//! serves use a second socket of the kind, the late socket. The end of this socket does not end the process: that of the
+//! serves use a second socket of the kind. The end of this socket does not end the process: that of the
 //! [control socket](crate::serve) does.
 
 use rustix::io::Errno;

@@ -8,7 +8,7 @@
 //!                           ├─ trace, logprobs, pooling  (rows of the device, on request)
 //!                           └─ flight_recorder       (recent actions, for a crash report)
 //!           loader ─┬─ model ─ gguf                  (an untrusted file, checked)
-//!                   └─ custody                       (the open file, for the next child)
+//!                   └─ fd_socket                     (the open file, for the next child)
 //! ```
 //!
 //! Synchronous threads, no async runtime. The process may be killed at any moment: no state that a client depends on

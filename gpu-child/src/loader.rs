@@ -10,7 +10,7 @@
 use crate::fd_socket::FdSocket;
 mod draft;
 
-use crate::device::{Beside, Executor, KeptWeights, LoadOptions, OpenDevice, Source};
+use crate::device::{Beside, Executor, LoadOptions, OpenDevice, RetainedWeights, Source};
 use crate::model::{
     GgufFile, Header, ModelConfig, ModelError, ModelWeights, model_facts, rank_head,
     sampling_advice, suppressed_tokens, tokenizer_facts,
@@ -212,12 +212,12 @@ fn share_kv(
 fn kept_weights(
     order: &LoadOrder,
     fd_socket: Option<&FdSocket>,
-) -> Result<Option<KeptWeights>, Fault> {
+) -> Result<Option<RetainedWeights>, Fault> {
     let Some(manifest) = order.weights.clone() else {
         return Ok(None);
     };
     let memory = take(fd_socket, FdKind::Weights)?;
-    Ok(Some(KeptWeights { memory, manifest }))
+    Ok(Some(RetainedWeights { memory, manifest }))
 }
 
 fn model_file(

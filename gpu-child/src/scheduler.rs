@@ -272,7 +272,7 @@ impl Scheduler {
         let batch_left = (limits.max_batch_tokens as usize).saturating_sub(rows);
         let decoding = self.planned_sequences().count();
         let at_least = u32::from(decoding == 0);
-        let tokens = prompt_tokens(self.company(decoding)).max(at_least) as usize;
+        let tokens = prompt_tokens(self.demand(decoding)).max(at_least) as usize;
         self.share_out(batch_left.min(tokens), are_short);
         self.planned.iter().any(|tokens| *tokens > 0)
     }
@@ -750,7 +750,7 @@ impl Scheduler {
     // === size of a step, and statistics ===
 
     /// Demand of a step with planned decoding sequences.
-    fn company(&self, decoding: usize) -> StepDemand {
+    fn demand(&self, decoding: usize) -> StepDemand {
         let begun = || self.running.iter().filter(|sequence| !sequence.decodes());
         let free = (self.limits.max_running as usize).saturating_sub(self.running.len());
         StepDemand {

@@ -30,13 +30,13 @@ fn a_difference_a_missing_row_and_what_is_no_number_fail() {
     let directory = tempfile::tempdir().unwrap();
     let file = |name: &str, rows: &[String]| write(directory.path(), name, rows);
     let one = file("one", &[row(1, "1,2"), row(2, "3,4")]);
-    let sliding = file("sliding", &[row(1, "1,2"), row(2, "3,4.25")]);
+    let near = file("near", &[row(1, "1,2"), row(2, "3,4.25")]);
     let nan = file("nan", &[row(1, "1,2"), row(2, "3,NaN")]);
     let short = file("short", &[row(1, "1,2")]);
     let empty = file("empty", &[]);
     assert_eq!(compare(&[&one, &one]), Some(0));
-    assert_eq!(compare(&[&one, &sliding]), Some(1));
-    assert_eq!(compare(&[&one, &sliding, "--tolerance", "0.5"]), Some(0));
+    assert_eq!(compare(&[&one, &near]), Some(1));
+    assert_eq!(compare(&[&one, &near, "--tolerance", "0.5"]), Some(0));
     for other in [&nan, &short, &empty] {
         assert_eq!(
             compare(&[&one, other, "--tolerance", "1e9"]),

@@ -93,8 +93,8 @@ fn a_killed_child_leaves_a_report_that_tells_what_it_was_doing() {
 
     let log = worker.log_until_now();
     let place = |event: &str| log.find(event).unwrap_or_else(|| panic!("{event}"));
-    let (ordered, buried) = (place("failover"), place("child_death"));
-    assert!(ordered < buried, "the next child waits for the dead one");
+    let (ordered, reaped) = (place("failover"), place("child_death"));
+    assert!(ordered < reaped, "the next child waits for the dead one");
     let text = report.to_string() + &log;
     for word in ["Spain", "mainly"] {
         assert!(!text.contains(word), "{word} was told");

@@ -10,7 +10,7 @@ pub mod placement;
 pub mod states;
 
 use crate::model::{FileWeights, GgufFile, ModelConfig};
-use manifest::KeptWeights;
+use manifest::RetainedWeights;
 use worker_orcd_ipc::{KvReaders, Role};
 
 /// A checked model before it is loaded onto a device.
@@ -22,7 +22,7 @@ pub struct Source<'a> {
     /// mapping.
     pub file: Option<&'a GgufFile>,
     /// Retained weights of an earlier process.
-    pub kept: Option<KeptWeights>,
+    pub kept: Option<RetainedWeights>,
 }
 
 /// Options of every device, given when a model is loaded.

@@ -130,7 +130,7 @@ pub struct CudaExecutor {
     decode_step: Option<DecodeStep>,
     graphs: Graphs,
     #[cfg(feature = "fault-injection")]
-    misdeeds: Option<faults::FaultKernels>,
+    fault_kernels: Option<faults::FaultKernels>,
     residency: Residency,
     draws: Draws,
     shown: ShownRows,

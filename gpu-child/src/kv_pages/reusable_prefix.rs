@@ -13,7 +13,7 @@ pub struct ReusablePrefix {
 }
 
 impl ReusablePrefix {
-    /// Reach of `blocks` usable blocks, with sliding-window pages from `sliding_from` on.
+    /// Prefix of `blocks` usable blocks, with sliding-window pages from `sliding_from` on.
     #[must_use]
     pub fn of(geometry: KvGeometry, blocks: usize, sliding_from: usize) -> Self {
         Self {

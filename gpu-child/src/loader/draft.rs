@@ -6,7 +6,7 @@
 
 use super::fault;
 use crate::device::{
-    Beside, Executor, KeptWeights, LoadOptions, OpenDevice, Source, sequence_kv_bytes,
+    Beside, Executor, LoadOptions, OpenDevice, RetainedWeights, Source, sequence_kv_bytes,
 };
 use crate::model::{GgufFile, ModelConfig, ModelWeights, model_facts, rank_head, tokenizer_facts};
 use crate::serve::{LoadedDraft, Progress};
@@ -25,7 +25,7 @@ pub(super) struct Served<'a> {
     pub model: &'a ModelFacts,
     pub tokenizer: &'a TokenizerFacts,
     pub options: &'a LoadOptions,
-    pub kept: Option<&'a KeptWeights>,
+    pub kept: Option<&'a RetainedWeights>,
     pub is_reranker: bool,
 }
 

@@ -151,7 +151,7 @@ const GPT_OSS: Conventions = Conventions {
     has_output_bias: true,
     has_sinks: true,
     windows: Some(Windows {
-        full_every: WholeEvery::Default(2),
+        full_every: FullEvery::Default(2),
         have_rotation: false,
         have_heads: false,
     }),
@@ -169,7 +169,7 @@ const GEMMA_3: Conventions = Conventions {
     qk_norms: QkNorms::OfHeads,
     has_post_norms: true,
     windows: Some(Windows {
-        full_every: WholeEvery::Default(6),
+        full_every: FullEvery::Default(6),
         have_rotation: true,
         have_heads: false,
     }),
@@ -183,7 +183,7 @@ const GEMMA_3: Conventions = Conventions {
 const GEMMA_4: Conventions = Conventions {
     rope_factors: Some(RopeFactors::OfWholeLayers),
     windows: Some(Windows {
-        full_every: WholeEvery::Listed,
+        full_every: FullEvery::Listed,
         have_rotation: true,
         have_heads: true,
     }),
@@ -289,7 +289,7 @@ pub(super) enum Recurrence {
 /// Most layers have a sliding window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Windows {
-    pub(super) full_every: WholeEvery,
+    pub(super) full_every: FullEvery,
     /// Sliding-window layers have a RoPE base of their own, without scaling.
     pub(super) have_rotation: bool,
     /// Sliding-window layers have a head size of their own, and may have another number of heads of keys and values.
@@ -298,7 +298,7 @@ pub(super) struct Windows {
 
 /// Layers with full attention among those with a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum WholeEvery {
+pub(super) enum FullEvery {
     /// The last of this many layers, unless a key overrides the number.
     Default(usize),
     /// A key lists the layers with a window.

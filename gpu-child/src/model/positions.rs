@@ -1,7 +1,7 @@
 //! Position-dependent attention parameters besides RoPE's: rotated layers, sliding windows, and the temperature of
 //! queries.
 
-use super::architecture::WholeEvery;
+use super::architecture::FullEvery;
 use super::config::Keys;
 use super::error::ModelError;
 use super::gguf::{GgufError, Value};
@@ -68,7 +68,7 @@ impl Positions {
     #[must_use]
     pub fn window_of(&self, layer: usize) -> Option<usize> {
         let window = self.window.as_ref()?;
-        (!is_whole(window.full_every, layer)).then_some(window.positions)
+        (!is_full(window.full_every, layer)).then_some(window.positions)
     }
 
     /// Factor of a query at this position.
@@ -142,7 +142,7 @@ const PATTERN: &str = "attention.sliding_window_pattern";
 pub(super) enum WindowedLayers {
     None,
     /// [`Window::full_every`].
-    WholeEvery(Option<usize>),
+    FullEvery(Option<usize>),
 }
 
 impl WindowedLayers {
@@ -150,21 +150,21 @@ impl WindowedLayers {
         let Some(windows) = keys.architecture.conventions().windows else {
             return Ok(Self::None);
         };
-        Ok(Self::WholeEvery(match windows.full_every {
-            WholeEvery::Default(every) => Some(keys.optional_positive(PATTERN)?.unwrap_or(every)),
-            WholeEvery::Listed => listed(keys, n_layers)?,
+        Ok(Self::FullEvery(match windows.full_every {
+            FullEvery::Default(every) => Some(keys.optional_positive(PATTERN)?.unwrap_or(every)),
+            FullEvery::Listed => listed(keys, n_layers)?,
         }))
     }
 
     pub(super) fn is_in(self, layer: usize) -> bool {
         match self {
             Self::None => false,
-            Self::WholeEvery(every) => !is_whole(every, layer),
+            Self::FullEvery(every) => !is_full(every, layer),
         }
     }
 }
 
-fn is_whole(every: Option<usize>, layer: usize) -> bool {
+fn is_full(every: Option<usize>, layer: usize) -> bool {
     every.is_some_and(|every| (layer + 1).is_multiple_of(every))
 }
 
@@ -188,7 +188,7 @@ fn listed(keys: &Keys<'_, '_>, n_layers: usize) -> Result<Option<usize>, ModelEr
     let every = every.map(|first| first + 1);
     if !flags
         .into_iter()
-        .eq((0..n_layers).map(|layer| !is_whole(every, layer)))
+        .eq((0..n_layers).map(|layer| !is_full(every, layer)))
     {
         let feature = "layers with full attention at unequal distances";
         return Err(ModelError::unsupported(key, feature));
@@ -203,8 +203,7 @@ fn window(
     sliding_dim: usize,
 ) -> Result<Option<Window>, ModelError> {
     let conventions = keys.architecture.conventions().windows;
-    let (Some(conventions), WindowedLayers::WholeEvery(full_every)) = (conventions, *windows)
-    else {
+    let (Some(conventions), WindowedLayers::FullEvery(full_every)) = (conventions, *windows) else {
         return Ok(None);
     };
     let positions = keys.positive("attention.sliding_window")?;

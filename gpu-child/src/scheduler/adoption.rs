@@ -192,9 +192,9 @@ impl Scheduler {
         } = self;
         let all = running.iter_mut().chain(waiting);
         let sealed = all.filter_map(|sequence| {
-            let is_told_too_much = sequence.take_told_too_much();
+            let is_sent_too_much = sequence.take_sent_too_much();
             let sealing = sealing(sequence, cache, seals, every);
-            (is_told_too_much || !sealing.pages.is_empty()).then_some(sealing)
+            (is_sent_too_much || !sealing.pages.is_empty()).then_some(sealing)
         });
         sealed.collect()
     }

@@ -73,8 +73,8 @@ impl Prediction {
 
     fn find(&mut self, generated: &[TokenId]) -> Option<usize> {
         let last = &generated[generated.len() - MATCH..];
-        let sliding = self.text[self.lost_at..].windows(MATCH).take(NEAR);
-        if let Some(behind) = sliding.into_iter().position(|run| run == last) {
+        let nearby = self.text[self.lost_at..].windows(MATCH).take(NEAR);
+        if let Some(behind) = nearby.into_iter().position(|run| run == last) {
             return Some(self.lost_at + behind + MATCH);
         }
         self.runs.learn_some(&self.text, INDEXED_AT_ONCE);
@@ -118,7 +118,7 @@ mod tests {
 
     /// Elements of a list that are equal but for one token each.
     #[test]
-    fn a_place_is_found_sliding_where_it_was_lost() {
+    fn a_place_is_found_near_where_it_was_lost() {
         let element = |id: u32| (0..30).map(move |at| if at == 5 { 1000 + id } else { at });
         let text = tokens((0..10).flat_map(element));
         let mut prediction = Prediction::new(text.clone().into());

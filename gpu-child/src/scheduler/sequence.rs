@@ -71,10 +71,10 @@ pub(super) struct Sequence {
     chain: ChainId,
     parent: Option<ChainId>,
     published: usize,
-    /// Positions `0 .. told` are sealed and reported to the supervisor.
-    told: usize,
+    /// Positions `0 .. sent` are sealed and reported to the supervisor.
+    sent: usize,
     /// Pages reported to the supervisor were released since.
-    is_told_too_much: bool,
+    is_sent_too_much: bool,
     /// Partial block that another child has computed, until admission.
     tail: Option<Tail>,
     /// The sequence ran before and was parked: the statistics already count its prompt.
@@ -132,8 +132,8 @@ impl Sequence {
             chain: ChainId::ROOT,
             parent: None,
             published: 0,
-            told: 0,
-            is_told_too_much: false,
+            sent: 0,
+            is_sent_too_much: false,
             tail,
             was_running: false,
             passed_by: None,

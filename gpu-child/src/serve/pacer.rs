@@ -48,10 +48,10 @@ impl Pacer {
     }
 
     /// Prompt tokens allowed in the next step. 0 only occasionally, and only if a sequence decodes.
-    pub(super) fn prompt_tokens(&mut self, company: StepDemand) -> u32 {
-        match company.decoding {
+    pub(super) fn prompt_tokens(&mut self, demand: StepDemand) -> u32 {
+        match demand.decoding {
             0 => self.alone.tokens,
-            _ => self.beside.prompt_tokens(company),
+            _ => self.beside.prompt_tokens(demand),
         }
     }
 

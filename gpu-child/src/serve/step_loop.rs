@@ -345,7 +345,7 @@ impl<'a> StepLoop<'a> {
             }
         }
         let pacer = &mut self.pacer;
-        Ok(self.scheduler.plan(|company| pacer.prompt_tokens(company)))
+        Ok(self.scheduler.plan(|demand| pacer.prompt_tokens(demand)))
     }
 
     /// True if another step may be launched before the next one ends.

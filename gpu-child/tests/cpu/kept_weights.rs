@@ -2,19 +2,19 @@
 
 use crate::support::{MIXED, Model, alone, config, options, tokens};
 use worker_orcd_gpu::device::cpu::{CpuExecutor, Device};
-use worker_orcd_gpu::device::{KeptWeights, Source};
+use worker_orcd_gpu::device::{RetainedWeights, Source};
 use worker_orcd_ipc::{DeviceError, Fault, WeightsManifest};
 use worker_orcd_kernels::cpu::Isa;
 
 /// Retained weights of a dropped executor.
-fn left_by(executor: CpuExecutor) -> KeptWeights {
-    KeptWeights {
+fn left_by(executor: CpuExecutor) -> RetainedWeights {
+    RetainedWeights {
         memory: executor.share_weights().expect("a descriptor"),
         manifest: executor.manifest().clone(),
     }
 }
 
-fn take_over(model: &Model, kept: KeptWeights, threads: u32) -> Result<CpuExecutor, Fault> {
+fn take_over(model: &Model, kept: RetainedWeights, threads: u32) -> Result<CpuExecutor, Fault> {
     let weights = model.weights();
     let options = options();
     CpuExecutor::load(

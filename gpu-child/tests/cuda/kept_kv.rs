@@ -26,12 +26,12 @@ fn sharing(model: &Model, kv_cache_bytes: u64, role: Role) -> CudaExecutor {
     load_with(model, &options)
 }
 
-fn fd_socket(executor: &mut CudaExecutor) -> &mut dyn KvTransfer {
+fn kv_transfer(executor: &mut CudaExecutor) -> &mut dyn KvTransfer {
     executor.kv_transfer().expect("a KV cache that is shared")
 }
 
 fn shared_by(executor: &mut CudaExecutor) -> OwnedFd {
-    fd_socket(executor).share().expect("a descriptor")
+    kv_transfer(executor).share().expect("a descriptor")
 }
 
 /// Checksums of whole pages.
@@ -47,7 +47,7 @@ fn seals(executor: &mut CudaExecutor, pages: &[PageId]) -> Vec<u128> {
 
 /// Checksums, after the device has computed all of them.
 fn seals_of(executor: &mut CudaExecutor, parts: &[PagePart]) -> Vec<u128> {
-    let kv = fd_socket(executor);
+    let kv = kv_transfer(executor);
     kv.seal(parts).expect("sent");
     let mut seals = Vec::new();
     while seals.len() < parts.len() {
@@ -113,7 +113,7 @@ fn adopted_pages_compute_the_same_bits(model: &Model, kv_bytes: u64) {
     };
     assert_eq!(warm, zero, "nothing is left of warming up");
     let other = shared_by(&mut first);
-    fd_socket(&mut successor)
+    kv_transfer(&mut successor)
         .attach(OTHER, other, bytes)
         .expect("attached");
     let places = pages(40, 4);
@@ -129,7 +129,7 @@ fn adopted_pages_compute_the_same_bits(model: &Model, kv_bytes: u64) {
         .collect();
     successor.promote().expect("promoted");
     assert_eq!(
-        fd_socket(&mut successor)
+        kv_transfer(&mut successor)
             .adopt(OTHER, &copies)
             .expect("copied"),
         vec![true; 4 * groups]
@@ -160,7 +160,7 @@ fn adopted_pages_compute_the_same_bits(model: &Model, kv_bytes: u64) {
         ..intact
     };
     let again = [intact, changed, copies[2 * groups], nowhere, part];
-    let found = fd_socket(&mut successor)
+    let found = kv_transfer(&mut successor)
         .adopt(OTHER, &again)
         .expect("copied");
     assert_eq!(found, [true, false, true, false, false]);
@@ -169,12 +169,12 @@ fn adopted_pages_compute_the_same_bits(model: &Model, kv_bytes: u64) {
     };
     assert_eq!(refused, zero, "a page that was refused is zero again");
     let before = successor.memory();
-    fd_socket(&mut successor).release(OTHER);
+    kv_transfer(&mut successor).release(OTHER);
     assert_eq!(
         successor.memory().kv_capacity_bytes,
         before.kv_capacity_bytes
     );
-    let gone = fd_socket(&mut successor)
+    let gone = kv_transfer(&mut successor)
         .adopt(OTHER, &copies[..1])
         .expect("nothing");
     assert_eq!(gone, [false]);
@@ -199,11 +199,11 @@ fn of_a_state_the_sealed_rows_are_adopted_and_no_others_on_a_card() {
         let sums = seals_of(&mut first, &parts);
         assert_eq!(sums, seals_of(&mut short, &parts));
         let other = shared_by(&mut first);
-        fd_socket(&mut successor)
+        kv_transfer(&mut successor)
             .attach(OTHER, other, bytes)
             .expect("attached");
         let copies = copies_of(&parts, sums);
-        let intact = fd_socket(&mut successor)
+        let intact = kv_transfer(&mut successor)
             .adopt(OTHER, &copies)
             .expect("copied");
         assert_eq!(intact, vec![true; groups]);
@@ -212,7 +212,7 @@ fn of_a_state_the_sealed_rows_are_adopted_and_no_others_on_a_card() {
             seals_of(&mut successor, &whole),
             seals_of(&mut short, &whole)
         );
-        fd_socket(&mut successor).release(OTHER);
+        kv_transfer(&mut successor).release(OTHER);
     }
 }
 
@@ -239,7 +239,7 @@ fn what_is_not_sealed_of_a_page_is_not_adopted_on_a_card() {
 
         let mut successor = sharing(&model, KV_BYTES, Role::Active);
         let other = shared_by(&mut first);
-        fd_socket(&mut successor)
+        kv_transfer(&mut successor)
             .attach(OTHER, other, KV_BYTES)
             .expect("attached");
         let copy = PageCopy {
@@ -255,7 +255,7 @@ fn what_is_not_sealed_of_a_page_is_not_adopted_on_a_card() {
             to: PageId(10),
             ..copy
         };
-        let intact = fd_socket(&mut successor)
+        let intact = kv_transfer(&mut successor)
             .adopt(OTHER, &[odd, copy])
             .expect("copied");
         assert_eq!(intact, [false, true]);
@@ -307,7 +307,7 @@ fn many_pages_are_sealed_and_adopted_in_their_order() {
     let sums = seals(&mut first, &all);
     let mut successor = sharing(&model, bytes, Role::Active);
     let other = shared_by(&mut first);
-    fd_socket(&mut successor)
+    kv_transfer(&mut successor)
         .attach(OTHER, other, bytes)
         .expect("attached");
     let copies: Vec<_> = (0..PAGES)
@@ -315,11 +315,11 @@ fn many_pages_are_sealed_and_adopted_in_their_order() {
         .collect();
     let mut wrong = copies.clone();
     wrong[300].checksum ^= 1;
-    let intact = fd_socket(&mut successor)
+    let intact = kv_transfer(&mut successor)
         .adopt(OTHER, &wrong)
         .expect("copied");
     assert!((0..600).all(|page| intact[page] == (page != 300)));
-    let intact = fd_socket(&mut successor)
+    let intact = kv_transfer(&mut successor)
         .adopt(OTHER, &copies)
         .expect("copied");
     assert!(intact.iter().all(|intact| *intact));
@@ -336,13 +336,15 @@ fn what_is_no_kv_cache_has_no_pages() {
     for bytes in [0, KV_BYTES + 1] {
         let memory = shared_by(&mut first);
         assert!(
-            fd_socket(&mut other).attach(OTHER, memory, bytes).is_err(),
+            kv_transfer(&mut other)
+                .attach(OTHER, memory, bytes)
+                .is_err(),
             "{bytes}"
         );
     }
     let file = OwnedFd::from(tempfile::tempfile().expect("a file"));
     for (memory, bytes) in [(shared_by(&mut first), 64 * KV_BYTES), (file, KV_BYTES)] {
-        let kv = fd_socket(&mut other);
+        let kv = kv_transfer(&mut other);
         // The mapping is made beside the steps, or fails.
         kv.attach(OTHER, memory, bytes).expect("whole pages");
         let copy = PageCopy {

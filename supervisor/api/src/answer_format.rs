@@ -17,13 +17,13 @@ pub struct AnswerRequest {
     pub generation: GenerationRequest,
     /// Further choices.
     pub more: More,
-    pub form: Form,
+    pub form: RequestedFormat,
 }
 
 impl AnswerRequest {
     /// Request for one choice.
     #[must_use]
-    pub fn one(generation: GenerationRequest, form: Form) -> Self {
+    pub fn one(generation: GenerationRequest, form: RequestedFormat) -> Self {
         let more = More::default();
         Self {
             generation,
@@ -42,19 +42,19 @@ pub struct AnswerFormat {
     pub fingerprint: String,
     /// Number of choices.
     pub layout: Layout,
-    pub form: Form,
+    pub form: RequestedFormat,
 }
 
 /// Format that a request asks for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Form {
+pub struct RequestedFormat {
     pub is_streamed: bool,
     /// Parsers of the text.
     pub parsing: Parsing,
     pub api: Api,
 }
 
-impl Form {
+impl RequestedFormat {
     /// Whether the choice with this index has log probabilities of its prompt, if they are requested. All choices of a
     /// chat have one prompt, and its answer has them once.
     #[must_use]
@@ -234,7 +234,7 @@ mod tests {
                 created: SystemTime::UNIX_EPOCH + Duration::from_nanos(1_234_567_891_012),
                 fingerprint: "fp_1".to_owned(),
                 layout: Layout { prompts: 1, n: 3 },
-                form: Form {
+                form: RequestedFormat {
                     is_streamed,
                     parsing: Parsing {
                         calls: Some(Syntax::Mistral),
@@ -259,7 +259,7 @@ mod tests {
                 created: SystemTime::UNIX_EPOCH,
                 fingerprint: String::new(),
                 layout: Layout { prompts: 2, n: 3 },
-                form: Form {
+                form: RequestedFormat {
                     is_streamed,
                     parsing: Parsing::default(),
                     api: Api::OpenAi {

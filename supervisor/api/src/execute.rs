@@ -2,7 +2,7 @@
 
 pub mod events;
 
-use crate::answer_format::{AnswerRequest, Api, Form};
+use crate::answer_format::{AnswerRequest, Api, RequestedFormat};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::limits::RequestLimits;
@@ -68,7 +68,7 @@ fn read_request(
         ..params
     };
     let seed = params.sampling.seed;
-    let form = Form {
+    let form = RequestedFormat {
         is_streamed: true,
         parsing: Parsing::default(),
         api: Api::Execute { seed, metrics },

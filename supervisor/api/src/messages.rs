@@ -54,7 +54,7 @@ const OF_ROLES: &[&str] = &["tool_calls", "tool_call_id", TOOL_NAME, begun::PREF
 const TOOL_NAME: &str = "tool_name";
 
 /// Names of reasoning: llama-server's and DeepSeek's, vLLM's and OpenRouter's, and Ollama's.
-pub(super) const THOUGHTS: [&str; 3] = ["reasoning_content", "reasoning", "thinking"];
+pub(super) const REASONING: [&str; 3] = ["reasoning_content", "reasoning", "thinking"];
 
 /// Parsed text that OpenAI's client packages add to an answer, and send back.
 const PARSED: &str = "parsed";
@@ -62,7 +62,7 @@ const PARSED: &str = "parsed";
 const MESSAGE: Names = &[
     &["role", "content", "name", PARSED],
     OF_ROLES,
-    &THOUGHTS,
+    &REASONING,
     EMPTY,
     PASSED_OVER,
 ];
@@ -177,7 +177,7 @@ pub(super) fn length(message: &ChatMessage) -> usize {
 }
 
 fn read_message(mut fields: Fields<'_>, terms: &ChatTerms) -> Result<Option<Marked>, Mistakes> {
-    for name in ["name", "tool_call_id"].iter().chain(&THOUGHTS) {
+    for name in ["name", "tool_call_id"].iter().chain(&REASONING) {
         fields.drop_hollow(name);
     }
     let role = fields.must("role", |it, name| it.word(name, ROLES));
@@ -217,7 +217,7 @@ fn read_message(mut fields: Fields<'_>, terms: &ChatTerms) -> Result<Option<Mark
 /// Reads reasoning under either name. Both names are accepted if their texts are equal.
 fn read_thoughts(fields: &mut Fields<'_>, role: Option<&str>) -> Option<String> {
     let mut reasoning: Option<String> = None;
-    for name in THOUGHTS {
+    for name in REASONING {
         let text = fields.text(name, &(0..=usize::MAX));
         let Some(text) = text.filter(|text| !text.is_empty()) else {
             continue;
@@ -226,7 +226,7 @@ fn read_thoughts(fields: &mut Fields<'_>, role: Option<&str>) -> Option<String> 
             fields.error(name, Constraint::Conflict, "is an assistant's");
         }
         if reasoning.get_or_insert_with(|| text.clone()) != &text {
-            let rule = format!("says something else than {}", THOUGHTS[0]);
+            let rule = format!("says something else than {}", REASONING[0]);
             fields.error(name, Constraint::Conflict, rule);
         }
     }
@@ -281,7 +281,7 @@ fn rule_of_roles() -> Shape {
     let no_calls = ("tool_calls", schema::or_null(empty()));
     // For assistants alone.
     let not_prefix = (begun::PREFIX, schema::or_null(schema::values([false])));
-    let no_thoughts = THOUGHTS.map(|name| (name, schema::or_null(empty())));
+    let no_thoughts = REASONING.map(|name| (name, schema::or_null(empty())));
     let others = [no_calls, not_prefix].into_iter().chain(no_thoughts);
     let of_assistant = schema::object_with([role(&["assistant"])], [no_id.clone()]);
     let of_tool = schema::object_with([role(&["tool"])], others.clone());

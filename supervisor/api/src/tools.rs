@@ -48,8 +48,8 @@ pub(super) struct Tool {
     is_strict: bool,
 }
 
-/// Form of tools in one API.
-pub(super) struct Form {
+/// Format of tools in one API.
+pub(super) struct ToolFormat {
     pub(super) names: Names,
     pub(super) read: fn(Fields<'_>) -> Result<Option<Tool>, Mistakes>,
     /// Path of the arguments' schema, relative to the tool.
@@ -128,7 +128,7 @@ pub(super) fn why_not(terms: &ChatTerms) -> Option<&'static str> {
 /// Reads `tools` of an API that has functions alone.
 pub(super) fn read_functions(
     fields: &mut Fields<'_>,
-    form: &Form,
+    form: &ToolFormat,
     max_chars: usize,
     terms: &ChatTerms,
 ) -> List {
@@ -140,7 +140,7 @@ pub(super) fn read_functions(
 }
 
 /// Field of a tool that this model's calls cannot express, relative to the tool, and the rule that it breaks.
-fn objection(tool: &Tool, form: &Form, terms: &ChatTerms) -> Option<(String, String)> {
+fn objection(tool: &Tool, form: &ToolFormat, terms: &ChatTerms) -> Option<(String, String)> {
     let syntax = terms.parsing.calls?;
     let parameters = tool.parameters.as_deref();
     if let Some(rule) = syntax.objection_to_name(&tool.name) {
@@ -155,7 +155,7 @@ fn objection(tool: &Tool, form: &Form, terms: &ChatTerms) -> Option<(String, Str
 /// Reads `tools`. The caller has described its schema.
 pub(super) fn read_list(
     fields: &mut Fields<'_>,
-    form: &Form,
+    form: &ToolFormat,
     max_chars: usize,
     terms: &ChatTerms,
 ) -> List {

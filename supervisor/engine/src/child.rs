@@ -146,7 +146,7 @@ impl Child {
         if let Some(fd_socket) = &mut self.fd_socket
             && let Err(error) = fd_socket.watch(self.pid)
         {
-            warn!(%error, "custody_socket_not_watched");
+            warn!(%error, "fd_socket_not_watched");
         }
     }
 

@@ -154,14 +154,14 @@ impl Driver {
             if timer.is_elapsed() || wake_at < timer.deadline() {
                 timer.as_mut().reset(wake_at);
             }
-            let occasion = tokio::select! {
-                (seat, happening) = self.seats.next() => DriverEvent::InSeat(seat, happening),
+            let event = tokio::select! {
+                (seat, event) = self.seats.next() => DriverEvent::InSeat(seat, event),
                 control = self.handles.next() => DriverEvent::Control(control),
                 (card, seen) = self.observer.gpu.next() => DriverEvent::GpuSample(card, seen),
                 () = &mut timer => DriverEvent::Tick,
             };
             self.now = Instant::now();
-            self.take_up(occasion);
+            self.take_up(event);
             self.perform();
             if let Some(successor) = self.is_to_hand_over() {
                 return drop(successor.send(self.hand_over()));
@@ -170,15 +170,15 @@ impl Driver {
         self.end_requests();
     }
 
-    fn take_up(&mut self, occasion: DriverEvent) {
-        match occasion {
+    fn take_up(&mut self, event: DriverEvent) {
+        match event {
             DriverEvent::InSeat(seat, SeatEvent::Sign(sign)) => self.on_sign(seat, sign),
             DriverEvent::InSeat(seat, SeatEvent::Spawned(spawned)) => {
                 self.on_spawned(seat, spawned)
             }
             DriverEvent::InSeat(seat, SeatEvent::Built(built)) => self.on_built(seat, *built),
             DriverEvent::Control(control) => self.on_control(control),
-            DriverEvent::GpuSample(device, sample) => self.on_sighting(device, sample),
+            DriverEvent::GpuSample(device, sample) => self.on_gpu_sample(device, sample),
             DriverEvent::Tick => timers::fire_due(self),
         }
     }
@@ -217,8 +217,8 @@ impl Driver {
             Control::Withdraw(device, asker) => self.asked_to_withdraw(device, asker),
             Control::Readmit(device, asker) => self.asked_to_readmit(device, asker),
             Control::StopNow => self.handle(Event::StopNow),
-            Control::CopyEstate(asker) => drop(asker.send(self.handoff())),
-            Control::Leave(successor) => self.prepare_to_hand_over(successor),
+            Control::CopyHandoff(asker) => drop(asker.send(self.handoff())),
+            Control::HandOver(successor) => self.prepare_to_hand_over(successor),
         }
     }
 
@@ -228,8 +228,8 @@ impl Driver {
         self.handle(Event::Child { generation, event });
     }
 
-    fn on_sighting(&mut self, device: DeviceId, sample: GpuSample) {
-        if let Some(verdict) = self.observer.sighted(device, sample, &self.seats) {
+    fn on_gpu_sample(&mut self, device: DeviceId, sample: GpuSample) {
+        if let Some(verdict) = self.observer.sampled(device, sample, &self.seats) {
             self.handle(Event::Gpu(device, verdict));
         }
     }

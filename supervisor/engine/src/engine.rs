@@ -323,14 +323,14 @@ impl Engine {
     /// ended already.
     pub async fn hand_over(&self) -> Option<EngineHandoff> {
         let (sender, handoff) = oneshot::channel();
-        self.controls.send(Control::Leave(sender)).ok()?;
+        self.controls.send(Control::HandOver(sender)).ok()?;
         handoff.await.ok()
     }
 
     /// Duplicates of the handoff state. `None`: the engine has ended.
     pub async fn copy_handoff(&self) -> Option<EngineHandoff> {
         let (sender, handoff) = oneshot::channel();
-        self.controls.send(Control::CopyEstate(sender)).ok()?;
+        self.controls.send(Control::CopyHandoff(sender)).ok()?;
         handoff.await.ok()
     }
 

@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn another_kind_name_architecture_or_instruction_set_is_no_kin() {
+    fn another_kind_name_architecture_or_instruction_set_is_another_class() {
         let others = [
             DeviceFacts {
                 id: "cpu".to_owned(),

@@ -626,7 +626,7 @@ impl Requests {
         match self.assigned.place(id) {
             Some(Place::With(seat)) => self.assigned.seat(seat).cancel(id),
             // The call-back has already sent the cancellation.
-            Some(Place::CalledBack(seat)) => self.assigned.seat(seat).leave(id),
+            Some(Place::CalledBack(seat)) => self.assigned.seat(seat).depart(id),
             Some(Place::Waiting) | None => {}
         }
         self.end(id, now, how);

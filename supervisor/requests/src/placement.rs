@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_that_has_lost_everything_has_no_burden() {
+    fn a_child_that_has_lost_everything_has_no_load() {
         let mut load = ChildLoad::default();
         let mut holds = [300, 200, 100].map(|tokens| load.take(demand(tokens, tokens / 2)));
         load.advance(&mut holds[0], Stage::Begun);

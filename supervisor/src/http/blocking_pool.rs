@@ -1,7 +1,7 @@
 //! Blocking pool for work on texts: short texts are processed inline, longer ones on other threads.
 //!
-//! A busy runtime thread delays streams, probes and sockets. So longer work runs on other threads, in two lanes with as
-//! many slots as cores: long texts wait only for other long texts.
+//! A busy runtime thread delays streams, probes and sockets. So longer work runs on other threads, in two queues with
+//! as many slots as cores: long texts wait only for other long texts.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use tokio::sync::{Semaphore, oneshot};
 /// Longest text that is processed inline, in bytes; `cargo xtask bench latency` measures its time.
 const INLINE_BYTES: usize = 1 << 10;
 
-/// Longest text of the short lane, in bytes: tens of milliseconds of work.
+/// Longest text of the short queue, in bytes: tens of milliseconds of work.
 const SHORT_BYTES: usize = 64 << 10;
 
 /// Nice value of threads that process long texts: they get the idle time of the cores.
@@ -42,12 +42,12 @@ impl BlockingPool {
         if bytes <= INLINE_BYTES {
             return Some(work());
         }
-        let lane = if bytes <= SHORT_BYTES {
+        let queue = if bytes <= SHORT_BYTES {
             &self.short
         } else {
             &self.long
         };
-        let place = Arc::clone(lane).acquire_owned().await;
+        let place = Arc::clone(queue).acquire_owned().await;
         // The closure owns the slot: if the client disconnects, its work still runs.
         let placed = move || {
             let _place = place;

@@ -362,8 +362,8 @@ mod tests {
         let (_, ended) = two.drain();
         assert!(!ended);
         let streams = two.source.streams.parts().iter();
-        let slots: Vec<_> = streams.map(RequestStream::delivered).collect();
-        assert_eq!(slots, [Skip::Pieces(1), Skip::Pieces(2)]);
+        let places: Vec<_> = streams.map(RequestStream::delivered).collect();
+        assert_eq!(places, [Skip::Pieces(1), Skip::Pieces(2)]);
     }
 
     #[tokio::test]

@@ -21,7 +21,7 @@ use prompt::Encoded;
 use std::iter::once;
 use std::sync::Arc;
 use std::time::SystemTime;
-use worker_orcd_api::answer_format::{AnswerFormat, AnswerRequest, Form};
+use worker_orcd_api::answer_format::{AnswerFormat, AnswerRequest, RequestedFormat};
 use worker_orcd_api::choices::Place;
 use worker_orcd_api::request::Reader;
 use worker_orcd_api::thinking_budget::Budget;
@@ -197,7 +197,7 @@ fn lost() -> ApiError {
 fn of_choice(
     common: &NewRequest,
     choice: Place,
-    form: &Form,
+    form: &RequestedFormat,
     prompt: &Encoded,
     context: u32,
 ) -> NewRequest {

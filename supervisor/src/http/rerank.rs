@@ -69,16 +69,16 @@ pub fn template(model: &LoadedModel) -> Result<&str, ApiError> {
 
 /// Both placeholders must occur exactly once: repeated ones would multiply a client's text.
 fn has_both_once(template: &str) -> bool {
-    let mut slots = [QUERY, DOCUMENT].into_iter();
-    slots.all(|place| template.matches(place).count() == 1)
+    let mut placeholders = [QUERY, DOCUMENT].into_iter();
+    placeholders.all(|place| template.matches(place).count() == 1)
 }
 
 /// Pieces of a prompt, with true for text of a client. Placeholders in text of a client are not expanded.
 fn filled(template: &str, query: &str, document: &str) -> Vec<(String, bool)> {
     let (mut pieces, mut rest) = (Vec::new(), template);
     loop {
-        let slots = [(QUERY, query), (DOCUMENT, document)];
-        let found = slots.map(|(name, text)| rest.find(name).map(|at| (at, name, text)));
+        let placeholders = [(QUERY, query), (DOCUMENT, document)];
+        let found = placeholders.map(|(name, text)| rest.find(name).map(|at| (at, name, text)));
         let Some((at, name, text)) = found.into_iter().flatten().min() else {
             pieces.push((rest.to_owned(), false));
             return pieces;

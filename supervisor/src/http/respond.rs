@@ -10,7 +10,7 @@ use axum::body::Body;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use std::sync::Arc;
-use worker_orcd_api::answer_format::{AnswerFormat, Api, Form, OpenAiOptions};
+use worker_orcd_api::answer_format::{AnswerFormat, Api, OpenAiOptions, RequestedFormat};
 use worker_orcd_api::anthropic::stream::MessageEvents;
 use worker_orcd_api::choices::Layout;
 use worker_orcd_api::execute::events::{ExecuteEvents, Started};
@@ -63,7 +63,7 @@ pub async fn respond(
         form,
         ..
     } = format;
-    let Form {
+    let RequestedFormat {
         is_streamed,
         parsing,
         api,
@@ -253,7 +253,7 @@ mod tests {
             created: SystemTime::UNIX_EPOCH,
             fingerprint: String::new(),
             layout,
-            form: Form {
+            form: RequestedFormat {
                 is_streamed: false,
                 parsing: Parsing::default(),
                 api: Api::OpenAi {

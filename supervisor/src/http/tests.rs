@@ -134,7 +134,11 @@ async fn health_has_the_contract_s_keys() {
         assert!(report.get(key).is_some(), "{key} is missing");
     }
     assert_eq!(report["faults"]["deaths_by_cause"]["spawn_failed"], 1);
-    assert_eq!(report["vram"], Value::Null, "no child ever sent");
+    assert_eq!(
+        report["vram"],
+        Value::Null,
+        "no child has reported its memory"
+    );
 }
 
 #[tokio::test]

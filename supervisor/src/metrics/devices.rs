@@ -38,7 +38,7 @@ pub(super) const FIGURES: &[Figure] = figures! { now:
     Gauge "worker_orcd_device_info": Lines(vec![(card(now.device), 1)]),
         "Always 1; the card is in the labels, as NVIDIA's driver names it.";
     Gauge "worker_orcd_device_standing": Lines({
-        let is_it = |name| (name, u64::from(name == now.device.standing));
+        let is_it = |name| (name, u64::from(name == now.device.status));
         by("standing", DeviceStatus::NAMES.into_iter().map(is_it))
     }),
         "1 for the standing that /health says of the device, 0 for the others.";
@@ -86,7 +86,7 @@ mod tests {
         snapshot.devices[0].id = "cpu".to_owned();
         let mut out = snapshot.devices[0].clone();
         out.place = 1;
-        (out.standing, out.out_since, out.may_readmit) = ("failed", Some(now), true);
+        (out.status, out.out_since, out.may_readmit) = ("failed", Some(now), true);
         out.deaths_in_window = 6;
         out.deaths_in_a_row = 4;
         out.gpu.xids.insert(Xid(Some(79)), 1);

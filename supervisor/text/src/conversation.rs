@@ -128,7 +128,7 @@ const THINKING: &str = "thinking";
 
 /// Form in which a template reads messages, detected from its text.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct MessageForm {
+pub(super) struct MessageFormat {
     /// The template reads `message.thinking`, as gpt-oss's does.
     has_thinking: bool,
     /// The template tests whether a content is `none`. DeepSeek's templates detect tool calls this way.
@@ -137,7 +137,7 @@ pub(super) struct MessageForm {
     has_arguments_as_text: bool,
 }
 
-impl MessageForm {
+impl MessageFormat {
     pub(super) fn of_template(jinja: &str) -> Self {
         Self {
             has_thinking: jinja.contains("message.thinking"),
@@ -163,14 +163,14 @@ impl MessageForm {
 const CONTENT_IS: &[&str] = &["content is ", "content'] is ", "content\"] is "];
 
 /// Message as a template reads it. The form is the OpenAI API's, except the arguments of tool calls: most templates
-/// written for Hugging Face's transformers expect values, [some](MessageForm::with_arguments_as_text) expect text.
+/// written for Hugging Face's transformers expect values, [some](MessageFormat::with_arguments_as_text) expect text.
 ///
 /// An absent field has no key, as in transformers: templates test for the key and print its value. For templates that
 /// test the content for `none`, an absent content is `none`.
 ///
 /// gpt-oss's template rejects a message with tool calls, content and reasoning. As in llama.cpp, its content is then
 /// emptied.
-pub(super) fn value_of(message: &ChatMessage, form: MessageForm) -> Result<Value, TemplateError> {
+pub(super) fn value_of(message: &ChatMessage, form: MessageFormat) -> Result<Value, TemplateError> {
     let thinking = message.reasoning.clone().filter(|_| form.has_thinking);
     let has_both = thinking.is_some() && !message.tool_calls.is_empty();
     let content = message.content.as_deref().map(|content| match has_both {
@@ -197,7 +197,7 @@ pub(super) fn value_of(message: &ChatMessage, form: MessageForm) -> Result<Value
     Ok(Value::from_pairs(pairs))
 }
 
-fn value_of_call(call: &ToolCall, form: MessageForm) -> Result<Value, TemplateError> {
+fn value_of_call(call: &ToolCall, form: MessageFormat) -> Result<Value, TemplateError> {
     let mut arguments = value_of_json(&call.arguments)?;
     if form.has_arguments_as_text {
         let failed = |error: minijinja::Error| TemplateError::Failed(error.to_string());

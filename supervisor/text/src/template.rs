@@ -7,7 +7,7 @@
 //! can still overflow the stack, fill memory and take long, so the supervisor never interprets it: a separate process
 //! does, and may die of it (`supervisor/engine/src/interpreter.rs`).
 
-use super::conversation::{Conversation, MessageForm, value_of, value_of_json};
+use super::conversation::{Conversation, MessageFormat, value_of, value_of_json};
 use super::generation_tags;
 use super::python_json::tojson;
 use super::python_number;
@@ -93,7 +93,7 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     begin: String,
     end: String,
-    form: MessageForm,
+    form: MessageFormat,
 }
 
 impl TemplateSource {
@@ -118,7 +118,7 @@ impl ChatTemplate {
     /// If the template is not valid Jinja.
     pub fn compile(source: TemplateSource) -> Result<Self, TemplateError> {
         let mut environment = environment();
-        let form = MessageForm::of_template(&source.jinja);
+        let form = MessageFormat::of_template(&source.jinja);
         environment
             .add_template_owned(NAME, generation_tags::replaced(&source.jinja))
             .map_err(|error| TemplateError::Broken(describe(&error)))?;
@@ -152,7 +152,7 @@ impl ChatTemplate {
     fn render_in_form(
         &self,
         rendering: &Rendering,
-        form: MessageForm,
+        form: MessageFormat,
     ) -> Result<String, TemplateError> {
         let rendered = self.render_as_it_is(rendering, form);
         let Err(TemplateError::Failed(_)) = rendered else {
@@ -175,7 +175,7 @@ impl ChatTemplate {
     fn render_as_it_is(
         &self,
         rendering: &Rendering,
-        form: MessageForm,
+        form: MessageFormat,
     ) -> Result<String, TemplateError> {
         let template = self
             .environment

@@ -232,8 +232,8 @@ pub fn measure(worker: &Worker, mode: Mode, case: Case) -> Value {
         mode.is_upgrade()
             .then(|| wait::until("the next program", ready).0)
     };
-    let toll = kill_amid(case, ready, |begun| read(&client, case, begun), went_on);
-    toll.row(case, mode.name())
+    let deaths = kill_amid(case, ready, |begun| read(&client, case, begun), went_on);
+    deaths.row(case, mode.name())
 }
 
 /// Effect of a case's deaths on its streams.
@@ -276,7 +276,7 @@ pub(super) fn kill_amid(
 ) -> Deaths {
     let expected = read(&AtomicUsize::new(0));
     let prompt_tokens = expected.iter().map(|seen| seen.prompt_tokens).max();
-    let mut toll = Deaths {
+    let mut deaths = Deaths {
         // llama.cpp's server is not queried; a word is a token of its model too.
         prompt_tokens: prompt_tokens
             .filter(|it| *it > 0)
@@ -284,7 +284,7 @@ pub(super) fn kill_amid(
         ..Deaths::default()
     };
     let gaps = expected.iter().flat_map(Seen::gaps);
-    gaps.for_each(|gap| toll.undisturbed.push(gap));
+    gaps.for_each(|gap| deaths.undisturbed.push(gap));
     for _ in 0..case.deaths {
         let victim = ready();
         let begun = AtomicUsize::new(0);
@@ -301,15 +301,17 @@ pub(super) fn kill_amid(
         for (seen, expected) in seen.iter().zip(&expected) {
             let pause = seen.pause_after(killed_at);
             match pause.filter(|_| seen.went_on(behind)) {
-                Some(pause) => toll.pauses.push(pause.saturating_sub(case.death.deadline)),
-                None => toll.ended += 1,
+                Some(pause) => deaths
+                    .pauses
+                    .push(pause.saturating_sub(case.death.deadline)),
+                None => deaths.ended += 1,
             }
-            toll.differing += usize::from(seen.text != expected.text);
+            deaths.differing += usize::from(seen.text != expected.text);
         }
     }
-    let measures = toll.ended == 0 || toll.ended < case.deaths * case.streams;
+    let measures = deaths.ended == 0 || deaths.ended < case.deaths * case.streams;
     assert!(measures, "{}: no stream was interrupted", case.death.name);
-    toll
+    deaths
 }
 
 /// Child that serves, once it does and the standby, if any, is ready.

@@ -101,8 +101,8 @@ impl ShellLoop {
             self.wait();
             self.server()
         };
-        let toll = kill_amid(case, ready, |begun| self.read(case, begun), |_| None);
-        toll.row(case, self.mode)
+        let deaths = kill_amid(case, ready, |begun| self.read(case, begun), |_| None);
+        deaths.row(case, self.mode)
     }
 
     fn read(&self, case: Case, begun: &AtomicUsize) -> Vec<Seen> {

@@ -67,10 +67,10 @@ impl LayerGroups {
         };
         let full_groups = full.div_ceil(layers.full);
         // Places are assigned consecutively, by kind.
-        let (mut next_whole, mut next_sliding) = (0, 0);
+        let (mut next_full, mut next_sliding) = (0, 0);
         let places = windows.iter().map(|window| {
             let (first_group, layers, next) = match window {
-                None => (0, layers.full, &mut next_whole),
+                None => (0, layers.full, &mut next_full),
                 Some(_) => (full_groups, layers.sliding, &mut next_sliding),
             };
             *next += 1;

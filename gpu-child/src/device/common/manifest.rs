@@ -9,7 +9,7 @@ use worker_orcd_ipc::{DeviceError, Fault, PlacedTensor, WeightsManifest};
 
 /// Weights that an earlier child has placed.
 #[derive(Debug)]
-pub struct KeptWeights {
+pub struct RetainedWeights {
     pub memory: OwnedFd,
     pub manifest: WeightsManifest,
 }

@@ -15,7 +15,7 @@ use crate::device::common::budget::Budget;
 use crate::device::common::kv::KvLayout;
 use crate::device::common::manifest::{WeightsLayout, verify};
 use crate::device::common::placement::{check_size, values};
-use crate::device::{KeptWeights, LoadOptions, Source};
+use crate::device::{LoadOptions, RetainedWeights, Source};
 use crate::model::{Mapping, ModelConfig, TensorView};
 use twox_hash::xxhash3_128::Hasher;
 use worker_orcd_ipc::{Fault, WeightsManifest};
@@ -184,7 +184,7 @@ impl Placement<'_> {
     /// Maps the retained arena, and verifies it against its manifest.
     fn attach(
         self,
-        KeptWeights { memory, manifest }: KeptWeights,
+        RetainedWeights { memory, manifest }: RetainedWeights,
         pool: &Pool,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<(Sealed, WeightsManifest), Fault> {

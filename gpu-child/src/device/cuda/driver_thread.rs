@@ -59,7 +59,7 @@ impl DriverThread {
         let (jobs, orders) = channel();
         let context = context.with_a_stream_of_its_own()?;
         let reading = Arc::downgrade(&free_bytes);
-        let thread = thread::Builder::new().name("driver_thread".to_owned());
+        let thread = thread::Builder::new().name("cuda-driver".to_owned());
         let started = thread.spawn(move || work(&context, &orders, &reading));
         started.map_err(|error| Fault::Io {
             message: format!("a thread cannot be started: {error}"),

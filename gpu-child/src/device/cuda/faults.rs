@@ -58,12 +58,12 @@ impl FaultKernels {
 
 impl FaultInjector for CudaExecutor {
     fn prepare(&mut self) -> Result<(), Fault> {
-        self.misdeeds = Some(FaultKernels::load(&self.rank.context)?);
+        self.fault_kernels = Some(FaultKernels::load(&self.rank.context)?);
         Ok(())
     }
 
     fn commit(&mut self, fault: DeviceFault) -> Result<(), Fault> {
-        let misdeeds = self.misdeeds.as_ref().expect("prepared");
+        let fault_kernels = self.fault_kernels.as_ref().expect("prepared");
         let launch = |kernel: &Kernel<MisdeedArgs>, at| {
             let (one, arguments) = (Geometry::line(1, 1), MisdeedArgs { at });
             // SAFETY: none is possible: what the kernel does is forbidden, on purpose. It is the
@@ -74,11 +74,11 @@ impl FaultInjector for CudaExecutor {
         self.rank.context.enter()?;
         match fault {
             DeviceFault::IllegalAddress => {
-                launch(&misdeeds.illegal_address, DevicePtr::NULL.add(NOWHERE))
+                launch(&fault_kernels.illegal_address, DevicePtr::NULL.add(NOWHERE))
             }
-            DeviceFault::Misaligned => launch(&misdeeds.misaligned, somewhere),
-            DeviceFault::Trap => launch(&misdeeds.trap, somewhere),
-            DeviceFault::EndlessKernel => launch(&misdeeds.endless_kernel, somewhere),
+            DeviceFault::Misaligned => launch(&fault_kernels.misaligned, somewhere),
+            DeviceFault::Trap => launch(&fault_kernels.trap, somewhere),
+            DeviceFault::EndlessKernel => launch(&fault_kernels.endless_kernel, somewhere),
             DeviceFault::NonFinite => {
                 // All rows attend to it: no logit of this step will be finite.
                 self.rank.kv.arena().fill(&self.rank.context, NOT_A_NUMBER)

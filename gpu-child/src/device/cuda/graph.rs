@@ -4,8 +4,8 @@
 //! are equal from step to step: buffers have fixed addresses, and all changes (tokens,
 //! positions, page tables) are in memory. The launches depend only on the [`GraphKey`]; a step
 //! is recorded when a key occurs for the second time among the last few steps without a graph. Its graph is instantiated
-//! [aside](super::driver_thread), and kept. The driver's memory for a graph is the difference of free memory before and after;
-//! dropped graphs leave theirs to later ones.
+//! on the [driver thread](super::driver_thread), and kept. The driver's memory for a graph is the difference of free
+//! memory before and after; dropped graphs leave theirs to later ones.
 //!
 //! Without a graph (not ready, or no memory for one because another process took it all), the step makes its launches
 //! one by one: the same bits, later.

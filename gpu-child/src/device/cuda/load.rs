@@ -25,7 +25,7 @@ use crate::device::common::budget::Budget;
 use crate::device::common::kv::KvLayout;
 use crate::device::common::manifest::{WeightsLayout, verify};
 use crate::device::common::placement::{check_size, values};
-use crate::device::{KeptWeights, Source};
+use crate::device::{RetainedWeights, Source};
 use crate::model::{GgufFile, Mapping, ModelConfig, TensorView};
 use worker_orcd_ipc::{Fault, KvReaders, Role, WeightsManifest};
 
@@ -133,7 +133,7 @@ fn assemble(rank: Rank, module: &Module) -> Result<CudaExecutor, Fault> {
         decode_step,
         graphs: Graphs::default(),
         #[cfg(feature = "fault-injection")]
-        misdeeds: None,
+        fault_kernels: None,
         residency,
         draws,
         shown: ShownRows::new(vocab),
@@ -292,7 +292,7 @@ impl Placement<'_> {
     fn attach(
         self,
         Device { context, module }: &Device,
-        KeptWeights { memory, manifest }: KeptWeights,
+        RetainedWeights { memory, manifest }: RetainedWeights,
     ) -> Result<(Arena, WeightsManifest), Fault> {
         self.layout.compare(&manifest)?;
         let arena = Arena::import(context, Purpose::Weights, manifest.bytes, &memory)?;

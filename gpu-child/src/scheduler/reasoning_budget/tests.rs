@@ -192,7 +192,7 @@ fn a_grammar_s_mask_counts_where_it_does_not_allow_the_tag() {
 }
 
 #[test]
-fn what_may_come_next_is_known_until_the_bound_is_sliding() {
+fn what_may_come_next_is_known_until_the_bound_is_near() {
     let decided = |tokens: u32, open: Option<&str>, texts: &[&str], unknown: usize| {
         unknown <= behind(&budget(tokens, open), texts).decided()
     };

@@ -76,10 +76,10 @@ impl Sequence {
     /// whole: with `waits_for_seals`, pages visible from their end stay.
     pub(in crate::scheduler) fn slide(&mut self, cache: &mut KvPages, waits_for_seals: bool) {
         let page_tokens = cache.geometry().page_tokens as usize;
-        let told = self.told - self.told % page_tokens;
+        let sent = self.sent - self.sent % page_tokens;
         let settled = self.settled();
         let position = if waits_for_seals {
-            told.min(settled)
+            sent.min(settled)
         } else {
             settled
         };
@@ -128,8 +128,8 @@ impl Sequence {
         self.decodes = false;
         self.is_open = false;
         self.published = 0;
-        self.is_told_too_much |= self.told > 0;
-        self.told = 0;
+        self.is_sent_too_much |= self.sent > 0;
+        self.sent = 0;
         self.chain = ChainId::ROOT;
         self.parent = None;
     }
@@ -150,8 +150,8 @@ impl Sequence {
         let geometry = cache.geometry();
         let page_tokens = geometry.page_tokens as usize;
         let sealable = self.sealable(every);
-        let first = self.told / page_tokens;
-        let blocks = match sealable > self.told {
+        let first = self.sent / page_tokens;
+        let blocks = match sealable > self.sent {
             true => first..geometry.blocks(sealable),
             false => first..first,
         };
@@ -171,8 +171,8 @@ impl Sequence {
     }
 
     /// True, once, if the supervisor must forget the pages reported to it.
-    pub(in crate::scheduler) fn take_told_too_much(&mut self) -> bool {
-        std::mem::take(&mut self.is_told_too_much)
+    pub(in crate::scheduler) fn take_sent_too_much(&mut self) -> bool {
+        std::mem::take(&mut self.is_sent_too_much)
     }
 
     /// Marks this many blocks as reported, beginning with the first of [`unsent`](Self::unsent). Returns the index of
@@ -184,9 +184,9 @@ impl Sequence {
         every: u32,
     ) -> usize {
         let page_tokens = cache.geometry().page_tokens as usize;
-        let first = self.told / page_tokens;
+        let first = self.sent / page_tokens;
         if blocks > 0 {
-            self.told = self.sealable(every).min((first + blocks) * page_tokens);
+            self.sent = self.sealable(every).min((first + blocks) * page_tokens);
         }
         first
     }

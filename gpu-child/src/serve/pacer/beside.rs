@@ -73,25 +73,25 @@ impl Beside {
     }
 
     /// Prompt tokens allowed in a step with decoding sequences.
-    pub(super) fn prompt_tokens(&mut self, company: StepDemand) -> u32 {
-        let bare = self.bare.filter(|bare| !self.is_stale(bare, company));
+    pub(super) fn prompt_tokens(&mut self, demand: StepDemand) -> u32 {
+        let bare = self.bare.filter(|bare| !self.is_stale(bare, demand));
         let Some(bare) = bare else {
             return 0;
         };
-        let budget = self.wanted.unwrap_or_else(|| bare.budget(company));
+        let budget = self.wanted.unwrap_or_else(|| bare.budget(demand));
         self.budget = Some(budget);
         let left = budget.as_secs_f64() - bare.seconds;
         let tokens = self
             .price
-            .map_or(0.0, |it| left / it.of_token(company.deepest));
+            .map_or(0.0, |it| left / it.of_token(demand.deepest));
         // The cast turns a negative number into 0.
         self.allowed = (tokens as u32).clamp(MIN_TOKENS.min(self.max_tokens), self.max_tokens);
         self.allowed
     }
 
     /// True if the next step must measure the decode time.
-    fn is_stale(&self, bare: &Bare, company: StepDemand) -> bool {
-        let most = match bare.is_like(company.decoding) {
+    fn is_stale(&self, bare: &Bare, demand: StepDemand) -> bool {
+        let most = match bare.is_like(demand.decoding) {
             true => MIXED_PER_BARE,
             false => MIXED_PER_BARE_OF_OTHERS,
         };
@@ -150,8 +150,8 @@ impl Bare {
     }
 
     /// Budget limited by the maximum wait of a cancellation.
-    fn budget(self, company: StepDemand) -> Duration {
-        let part = company.prompts as f64 / company.decoding as f64;
+    fn budget(self, demand: StepDemand) -> Duration {
+        let part = demand.prompts as f64 / demand.decoding as f64;
         let seconds = self.seconds * (1.0 + part.max(LEAST_PART));
         Duration::try_from_secs_f64(seconds)
             .unwrap_or(TARGET)

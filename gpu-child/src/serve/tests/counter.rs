@@ -24,7 +24,7 @@ pub struct Counter {
     open: Vec<(RequestId, TokenId)>,
     /// Samples of the preceding step, and those not collected yet.
     drawn: Vec<Drawn>,
-    unsent: VecDeque<Untold>,
+    unsent: VecDeque<Unsent>,
     /// Number of steps that began while another one was in flight.
     begun_ahead: Arc<AtomicU32>,
     inspections: u32,
@@ -36,7 +36,7 @@ pub struct Counter {
 }
 
 /// A step with tokens that are not collected yet.
-struct Untold {
+struct Unsent {
     drawn: Vec<Drawn>,
     /// Selected rows.
     rows: Vec<(RequestId, Row)>,
@@ -153,12 +153,12 @@ impl Executor for Counter {
             .filter_map(|((request, token), sample)| Some(sample.as_ref()?.drawn(request, token)));
         self.drawn = drawn.collect();
         let drawn = self.drawn.clone();
-        self.unsent.push_back(Untold { drawn, rows });
+        self.unsent.push_back(Unsent { drawn, rows });
         Ok(())
     }
 
     fn finish(&mut self, tap: &mut dyn Tap) -> Result<Vec<Drawn>, Fault> {
-        let Untold { drawn, rows } = self.unsent.pop_front().unwrap();
+        let Unsent { drawn, rows } = self.unsent.pop_front().unwrap();
         show(rows.into_iter(), tap);
         Ok(drawn)
     }

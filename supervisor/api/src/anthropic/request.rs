@@ -2,7 +2,7 @@
 
 use super::settings::{self, Settings};
 use super::{conversation, tools};
-use crate::answer_format::{AnswerRequest, Api, Form};
+use crate::answer_format::{AnswerRequest, Api, RequestedFormat};
 use crate::error::ApiError;
 use crate::fields::{Fields, Names};
 use crate::json::Kind;
@@ -58,7 +58,7 @@ fn read(
     let is_streamed = fields.boolean("stream").unwrap_or(false);
     fields.finish().map_err(ApiError::invalid)?;
     let input = input.ok_or_else(ApiError::unreadable)?;
-    let form = Form {
+    let form = RequestedFormat {
         is_streamed,
         parsing: model.chat.parsing_of(input.tools()),
         api: Api::Messages,

@@ -7,7 +7,7 @@ use crate::mistakes::{Constraint, Mistakes};
 use crate::no_effect::{NoEffect, accept, names, values};
 use crate::schema;
 use crate::tools::choice::{CallPolicy, Choice};
-use crate::tools::{Form, NAME_CHARS, Tool, Tools, read_functions, settle, why_not};
+use crate::tools::{NAME_CHARS, Tool, ToolFormat, Tools, read_functions, settle, why_not};
 use worker_orcd_text::tools::ChatTerms;
 
 pub(super) const FIELDS: &[&str] = &["tools", "tool_choice"];
@@ -42,7 +42,7 @@ const HARMLESS: [NoEffect; 3] = [
     values("allowed_callers", &["[\"direct\"]"], "may be direct only"),
 ];
 
-const FORM: Form = Form {
+const FORMAT: ToolFormat = ToolFormat {
     names: TOOL,
     read: read_tool,
     parameters: "input_schema",
@@ -51,7 +51,7 @@ const FORM: Form = Form {
 };
 
 pub(super) fn read(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms) -> Tools {
-    let list = read_functions(fields, &FORM, max_chars, terms);
+    let list = read_functions(fields, &FORMAT, max_chars, terms);
     let wanted = read_choice(fields, terms);
     settle(fields, list, wanted, PARALLEL)
 }

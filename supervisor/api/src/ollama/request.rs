@@ -1,7 +1,7 @@
 //! Fields of `/api/chat` and `/api/generate`.
 
 use super::{Kind, options};
-use crate::answer_format::{AnswerRequest, Api, Form};
+use crate::answer_format::{AnswerRequest, Api, RequestedFormat};
 use crate::effort;
 use crate::error::ApiError;
 use crate::fields::{Fields, Names};
@@ -111,7 +111,7 @@ fn read(
         structure,
         ..GenerationRequest::new(job_id, input, params)
     };
-    let form = Form {
+    let form = RequestedFormat {
         is_streamed,
         parsing,
         api: Api::Ollama(kind),

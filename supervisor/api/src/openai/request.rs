@@ -1,7 +1,7 @@
 //! Request fields of the OpenAI API, parsed to a request of the worker.
 
 use super::{Kind, harmless, logprobs, prediction, template_settings, token_rules, tools};
-use crate::answer_format::{AnswerRequest, Api, Form, OpenAiOptions};
+use crate::answer_format::{AnswerRequest, Api, OpenAiOptions, RequestedFormat};
 use crate::choices::{MAX_N, MAX_PROMPTS, More};
 use crate::effort;
 use crate::error::ApiError;
@@ -188,8 +188,8 @@ fn form(
     (is_streamed, options): (bool, OpenAiOptions),
     parsing: Parsing,
     structure: Option<&Asked>,
-) -> Form {
-    Form {
+) -> RequestedFormat {
+    RequestedFormat {
         is_streamed,
         parsing,
         api: Api::OpenAi {

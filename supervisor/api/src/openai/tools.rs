@@ -4,7 +4,9 @@ use super::tool_choice;
 use crate::fields::{Fields, Names, nested};
 use crate::mistakes::Mistakes;
 use crate::no_effect::{FUNCTION_TYPE, accept};
-use crate::tools::{CACHE_CONTROL, Form, Tool, Tools, choice, read_functions, settle, why_not};
+use crate::tools::{
+    CACHE_CONTROL, Tool, ToolFormat, Tools, choice, read_functions, settle, why_not,
+};
 use worker_orcd_text::tools::ChatTerms;
 
 pub(super) const FIELDS: &[&str] = &["tools", choice::FIELD, tool_choice::PARALLEL];
@@ -15,7 +17,7 @@ const FUNCTION: Names = &[
     &[CACHE_CONTROL],
 ];
 
-const FORM: Form = Form {
+const FORMAT: ToolFormat = ToolFormat {
     names: TOOL,
     read: read_tool,
     parameters: "function.parameters",
@@ -24,14 +26,14 @@ const FORM: Form = Form {
 };
 
 pub(super) fn read(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms) -> Tools {
-    let list = read_functions(fields, &FORM, max_chars, terms);
+    let list = read_functions(fields, &FORMAT, max_chars, terms);
     let wanted = tool_choice::read(fields, why_not(terms).is_none());
     settle(fields, list, wanted, tool_choice::PARALLEL)
 }
 
 /// Reads `tools` of an API without a choice among them: the model may call each, any number of times.
 pub(crate) fn read_free(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms) -> Tools {
-    let list = read_functions(fields, &FORM, max_chars, terms);
+    let list = read_functions(fields, &FORMAT, max_chars, terms);
     settle(fields, list, choice::CallPolicy::FREE, "")
 }
 

@@ -2,7 +2,7 @@
 
 use super::settings::{self, Reasoning};
 use super::{ID_PREFIX, input, tools};
-use crate::answer_format::{AnswerRequest, Api, Echo, Form};
+use crate::answer_format::{AnswerRequest, Api, Echo, RequestedFormat};
 use crate::effort;
 use crate::error::ApiError;
 use crate::fields::{Fields, Names};
@@ -100,7 +100,7 @@ fn read(
         structure,
         ..GenerationRequest::new(job_id, input, params)
     };
-    let form = Form {
+    let form = RequestedFormat {
         is_streamed,
         parsing,
         api: Api::Responses {

@@ -11,7 +11,7 @@ use crate::no_effect::{FUNCTION_TYPE, accept};
 use crate::schema::{self, Shape};
 use crate::structure::Asked;
 use crate::tools::choice::{self, ALLOWED_TOOLS, CallPolicy, Choice, FIELD, read_allowed};
-use crate::tools::{self, CACHE_CONTROL, Form, MAX_TOOLS, Tool, read_list, settle, why_not};
+use crate::tools::{self, CACHE_CONTROL, MAX_TOOLS, Tool, ToolFormat, read_list, settle, why_not};
 use serde_json::{Value, json};
 use worker_orcd_text::Structure;
 use worker_orcd_text::tools::ChatTerms;
@@ -27,7 +27,7 @@ const FUNCTION: Names = &[
 const NAMED: Names = &[&["type", "name"]];
 const ALLOWED: Names = &[&["type", "mode", "tools"]];
 
-const FORM: Form = Form {
+const FORMAT: ToolFormat = ToolFormat {
     names: FUNCTION,
     read: read_function,
     parameters: "parameters",
@@ -56,7 +56,7 @@ pub(super) fn read(fields: &mut Fields<'_>, max_chars: usize, terms: &ChatTerms)
     });
     let are_parallel = fields.boolean(PARALLEL).unwrap_or(true);
     let given = fields.peek(FIELD);
-    let list = read_list(fields, &FORM, max_chars, terms);
+    let list = read_list(fields, &FORMAT, max_chars, terms);
     let wanted = CallPolicy {
         choice: choice::read(fields, read_named, read_allowed_choice),
         is_parallel: true,

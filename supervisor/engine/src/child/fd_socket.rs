@@ -1,7 +1,7 @@
 //! Socket for descriptors: a child hands over the files and memory that a later child needs.
 //!
 //! ```text
-//! control socket   messages, no descriptors   polled by the driver
+//! control socket      messages, no descriptors   polled by the driver
 //! descriptor socket   descriptors, no messages   read after a message that announces them
 //! ```
 //!
@@ -178,7 +178,7 @@ impl FdSocket {
             if u32::try_from(peer) == Ok(pid) && uid == rustix::process::geteuid() {
                 self.line = Line::Connected(stream);
             } else {
-                warn!(pid = peer, "custody_peer_rejected");
+                warn!(pid = peer, "fd_socket_peer_rejected");
             }
         }
         match &self.line {
@@ -211,7 +211,7 @@ impl LateFdSocket {
         Ok((Self(ours), theirs.into()))
     }
 
-    /// Mailbox of another supervisor.
+    /// Takes over the socket of another supervisor.
     pub(crate) fn resume(socket: OwnedFd) -> Self {
         Self(socket.into())
     }

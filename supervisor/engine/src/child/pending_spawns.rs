@@ -75,7 +75,7 @@ impl PendingSpawns {
         // A child without this socket serves as well, while the model file does not change.
         let fd_socket = dir.open_fd_socket(generation);
         let fd_socket = fd_socket
-            .inspect_err(|error| warn!(%error, "custody_socket_missing"))
+            .inspect_err(|error| warn!(%error, "fd_socket_missing"))
             .ok();
         self.spawner.order(SpawnOrder {
             generation,

@@ -176,7 +176,7 @@ pub(crate) fn is_permanent(error: &io::Error) -> bool {
 
 /// True if this process, or the machine, has no free descriptor.
 #[must_use]
-pub(crate) fn is_want_of_descriptors(error: &io::Error) -> bool {
+pub(crate) fn is_shortage_of_descriptors(error: &io::Error) -> bool {
     let wants = [rustix::io::Errno::MFILE, rustix::io::Errno::NFILE];
     wants
         .iter()

@@ -1,7 +1,7 @@
 //! One death of a child: its facts, completed as they arrive.
 //!
 //! ```text
-//! noticed ─ reaped ─► buried: its cause is known ─► respawned ─ loaded ─ ready ─ first token
+//! noticed ─ exited ─► reaped: its cause is known ─► respawned ─ loaded ─ ready ─ first token
 //!                        └─ examined, measured: evidence of the GPU monitor
 //! ```
 //!

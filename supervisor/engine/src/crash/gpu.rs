@@ -143,7 +143,7 @@ mod tests {
                 residual: Some(0),
             }),
         };
-        let sent = serde_json::to_value(GpuFacts::new(&evidence, noticed_at)).unwrap();
+        let facts = serde_json::to_value(GpuFacts::new(&evidence, noticed_at)).unwrap();
         let expected = json!({
             "uuid": "GPU-1",
             "xids": [{
@@ -159,14 +159,14 @@ mod tests {
             "ecc_uncorrected": 0,
             "recovery_action": "none",
         });
-        assert_eq!(sent, expected);
+        assert_eq!(facts, expected);
     }
 
     #[test]
     fn what_nobody_saw_is_null() {
-        let sent = GpuFacts::new(&GpuEvidence::default(), Instant::now());
-        let sent = serde_json::to_value(sent).unwrap();
-        for (field, value) in sent.as_object().unwrap() {
+        let facts = GpuFacts::new(&GpuEvidence::default(), Instant::now());
+        let facts = serde_json::to_value(facts).unwrap();
+        for (field, value) in facts.as_object().unwrap() {
             let expected = if field == "xids" {
                 json!([])
             } else {

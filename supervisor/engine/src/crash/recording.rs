@@ -195,8 +195,8 @@ mod tests {
             torn: 0,
             note: None,
         };
-        let sent = summary(&read, 10_000_000);
-        let steps = sent["last_steps"].as_array().unwrap();
+        let found = summary(&read, 10_000_000);
+        let steps = found["last_steps"].as_array().unwrap();
         let ended: Vec<_> = steps
             .iter()
             .map(|step| (&step["step"], &step["ended"]))
@@ -223,9 +223,12 @@ mod tests {
             torn: 0,
             note: None,
         };
-        let sent = summary(&read, u64::MAX);
-        assert_eq!(sent["last_steps"].as_array().unwrap().len(), STEPS_KEPT);
-        assert_eq!(sent["last_steps"][STEPS_KEPT - 1]["step"], 499);
-        assert_eq!(sent["last_records"].as_array().unwrap().len(), RECORDS_KEPT);
+        let found = summary(&read, u64::MAX);
+        assert_eq!(found["last_steps"].as_array().unwrap().len(), STEPS_KEPT);
+        assert_eq!(found["last_steps"][STEPS_KEPT - 1]["step"], 499);
+        assert_eq!(
+            found["last_records"].as_array().unwrap().len(),
+            RECORDS_KEPT
+        );
     }
 }

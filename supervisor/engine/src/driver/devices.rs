@@ -2,7 +2,7 @@
 //! and readmission of devices, and the common properties of their models.
 
 use super::Driver;
-use crate::child::spawn::{Spawned, is_permanent, is_want_of_descriptors};
+use crate::child::spawn::{Spawned, is_permanent, is_shortage_of_descriptors};
 use crate::driver::observer::Observer;
 use crate::driver::seat::Seat;
 use crate::driver::snapshot_builder::SnapshotBuilder;
@@ -212,13 +212,13 @@ impl Driver {
         let of_device = |it: &SeatId| *it != seat && it.device() == seat.device();
         let mut others = self.seats.ids().filter(of_device);
         let others = others.any(|other| self.seats[other].child.is_some());
-        let (in_flight, requests) = (&mut self.seats[seat], &mut self.requests);
+        let (dead, requests) = (&mut self.seats[seat], &mut self.requests);
         let (observer, retained) = (&mut self.observer, &mut self.retained[seat]);
         observer.gpu[seat].keeps(retained.bytes());
-        let scene = observer.reaped(now, in_flight, generation, cause, requests);
+        let scene = observer.reaped(now, dead, generation, cause, requests);
         let ascribed = requests.reaped(seat, cause, &scene, now);
-        let unfinished = in_flight.takes_over_to_serve();
-        in_flight.clear();
+        let unfinished = dead.takes_over_to_serve();
+        dead.clear();
         retained.reaped(cause, unfinished, others);
         self.absolve(seat, cause, &scene, ascribed);
     }
@@ -250,7 +250,7 @@ impl Driver {
         if !self.worker.may_withdraw(device) {
             return Err("no other device is in use: drain the worker instead".to_owned());
         }
-        if !self.has_kin(device) {
+        if !self.has_same_class(device) {
             return Err(format!(
                 "no other device in use computes as {device} does: its streams could go on nowhere: drain the worker \
                  instead"
@@ -280,7 +280,7 @@ impl Driver {
     }
 
     /// True if another device in use can continue this device's streams, as far as its determinism class is known.
-    fn has_kin(&self, device: DeviceId) -> bool {
+    fn has_same_class(&self, device: DeviceId) -> bool {
         let class = |device| {
             self.models
                 .of(device)
@@ -376,7 +376,7 @@ fn receive(
             ChildEvent::Spawned { pid }
         }
         Err(error) => {
-            if is_want_of_descriptors(&error) {
+            if is_shortage_of_descriptors(&error) {
                 let snapshots = &mut observer.snapshots;
                 snapshots.impaired(now, CHILD_SOCKET, &error.to_string());
             }
@@ -397,7 +397,7 @@ fn load_order(settings: LoadOrder, role: Role, kv_bytes: Option<u64>) -> LoadOrd
 
 fn failure(message: &str, error: &io::Error) -> ChildEvent {
     error!(error = %message, "child_spawn_failed");
-    if is_want_of_descriptors(error) {
+    if is_shortage_of_descriptors(error) {
         return ChildEvent::SpawnStarved;
     }
     ChildEvent::SpawnFailed {

@@ -38,7 +38,7 @@ pub(super) struct HandoffState {
     /// Replaces the inherited children if their program on disk has changed. Started once a child serves.
     replaced: Option<BoxFuture<'static, ()>>,
     /// Handoff state as last announced.
-    sent: EngineNote,
+    announced: EngineNote,
 }
 
 /// Handoff state of one device.
@@ -85,7 +85,7 @@ impl HandoffState {
             last_child: handoff.note.last_child,
             digest: handoff.note.digest,
             replaced: None,
-            sent: EngineNote::default(),
+            announced: EngineNote::default(),
         }
     }
 
@@ -131,7 +131,7 @@ impl Driver {
     /// Continues from another driver's handoff state. Called before the first turn.
     pub(super) fn inherit(
         &mut self,
-        inheritance: PreviousEngine,
+        previous: PreviousEngine,
         controls: WeakUnboundedSender<Control>,
     ) {
         let now = self.now;
@@ -139,7 +139,7 @@ impl Driver {
             Ok(wal) => self.requests.keep_log(wal),
             Err(error) => warn!(%error, "wal_missing"),
         }
-        let PreviousEngine { handoff, requests } = inheritance;
+        let PreviousEngine { handoff, requests } = previous;
         let living = self
             .handoff_state
             .devices
@@ -250,7 +250,9 @@ impl Driver {
         let wal = self.requests.take_log();
         let wal = wal.as_ref().and_then(duplicate);
         let devices = self.worker.devices();
-        let left: Vec<_> = devices.map(|device| self.leave_device(device)).collect();
+        let left: Vec<_> = devices
+            .map(|device| self.hand_over_device(device))
+            .collect();
         let handoff = self.handoff();
         EngineHandoff {
             note: EngineNote {
@@ -263,7 +265,7 @@ impl Driver {
         }
     }
 
-    fn leave_device(&mut self, device: DeviceId) -> DeviceHandoff {
+    fn hand_over_device(&mut self, device: DeviceId) -> DeviceHandoff {
         let terms = terms(&self.settings, device);
         let of_device = |seat: &SeatId| seat.device() == device;
         let serving = self.seats_that_serve().into_iter().find(of_device);
@@ -310,8 +312,8 @@ impl Driver {
 
     /// Announces a changed handoff state.
     pub(super) fn announce_handoff(&mut self) {
-        let is_told = self.handoff_state.sent.digest.is_some();
-        if !is_told && self.model.is_none() && self.handoff_state.digest.is_none() {
+        let is_announced = self.handoff_state.announced.digest.is_some();
+        if !is_announced && self.model.is_none() && self.handoff_state.digest.is_none() {
             return;
         }
         // A change of the size alone is not announced.
@@ -325,8 +327,8 @@ impl Driver {
             model_files: self.model_files().map_or(0, |files| files.len() as u16),
             ..self.handoff_note()
         };
-        if note != self.handoff_state.sent {
-            self.handoff_state.sent = note;
+        if note != self.handoff_state.announced {
+            self.handoff_state.announced = note;
             self.handles.handoff_changed();
         }
     }
@@ -390,7 +392,7 @@ mod tests {
     use worker_orcd_ipc::KvSource;
 
     #[test]
-    fn the_kv_cache_of_a_child_that_is_gone_is_kept_for_an_heir_alone() {
+    fn the_kv_cache_of_a_child_that_is_gone_is_kept_for_a_successor_alone() {
         for (readers, is_kept) in [
             (KvReaders::Successors, true),
             (KvReaders::Siblings, false),

@@ -156,7 +156,7 @@ impl Observer {
     }
 
     /// Records a GPU sample and returns the verdict for the lifecycle.
-    pub(super) fn sighted(
+    pub(super) fn sampled(
         &mut self,
         device: DeviceId,
         sample: GpuSample,

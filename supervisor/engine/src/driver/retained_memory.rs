@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! first child ── opens ──► model file ──┐               ┌──► header: facts, hyperparameters
-//!             └─ packs ──► weights ─────┴─► Keeping ─────┴──► weights: mapped, checked, used
+//!             └─ packs ──► weights ─────┴─► retained ────┴──► weights: mapped, checked, used
 //!                          and manifest                      by each later child
 //! ```
 //!
@@ -172,7 +172,8 @@ impl RetainedMemory {
         seat.adopts_from = adopts_from.map(|source| source.child);
         let late_fd_socket = seat.child.as_mut().filter(|_| order.has_second_fd_socket);
         let late_fd_socket = late_fd_socket.map(Child::open_late_fd_socket).transpose();
-        let late_fd_socket = late_fd_socket.inspect_err(|error| warn!(%error, "mailbox_missing"));
+        let late_fd_socket =
+            late_fd_socket.inspect_err(|error| warn!(%error, "late_fd_socket_missing"));
         LoadOrder {
             has_second_fd_socket: matches!(late_fd_socket, Ok(Some(()))),
             model_file: match has_model {

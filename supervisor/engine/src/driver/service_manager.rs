@@ -57,9 +57,9 @@ pub struct ServiceManager {
     is_ready: bool,
     is_stopping: bool,
     extended_at: Option<Instant>,
-    /// State in the last status. `standings`: status of each device. A change of either is sent at once.
+    /// State in the last status. `statuses`: status of each device. A change of either is sent at once.
     state: &'static str,
-    standings: Vec<&'static str>,
+    statuses: Vec<&'static str>,
     status: String,
     status_at: Option<Instant>,
 }
@@ -133,13 +133,13 @@ impl ServiceManager {
         if (snapshot.draining || snapshot.failed) && !self.is_stopping {
             self.is_stopping = self.notify(Word::Stopping);
         }
-        let standings: Vec<_> = snapshot.devices.iter().map(|it| it.standing).collect();
-        let is_another = self.state != snapshot.state || self.standings != standings;
+        let statuses: Vec<_> = snapshot.devices.iter().map(|it| it.status).collect();
+        let is_another = self.state != snapshot.state || self.statuses != statuses;
         if is_another || is_due(self.status_at, PERIOD, now) {
             let status = in_words(snapshot);
             if status != self.status && self.notify(Word::Status(status.clone())) {
                 (self.state, self.status) = (snapshot.state, status);
-                self.standings = standings;
+                self.statuses = statuses;
                 self.status_at = Some(now);
             }
         }
@@ -180,7 +180,7 @@ fn in_words(snapshot: &EngineSnapshot) -> String {
         let (number, id) = (device.place, &device.id);
         let why = device.reason.as_deref().unwrap_or_default();
         let why: String = why.chars().take(REASON_CHARS).collect();
-        line += &format!(", device {number} ({id}) {}: {why}", device.standing);
+        line += &format!(", device {number} ({id}) {}: {why}", device.status);
     }
     let last = snapshot.faults.last.as_ref();
     if let Some(reaping) = last.and_then(|death| death.reaping.as_ref()) {
@@ -306,7 +306,7 @@ mod tests {
         manager.update(start, &snapshot);
         drop(sent(&inbox));
         let out = &mut snapshot.devices[1];
-        (out.standing, out.out_since) = ("condemned", Some(start));
+        (out.status, out.out_since) = ("condemned", Some(start));
         out.reason = Some(format!("Xid 79{}", "x".repeat(10_000)));
         manager.update(start + Duration::from_millis(1), &snapshot);
         let [Word::Status(status)] = &sent(&inbox)[..] else {

@@ -21,29 +21,29 @@ pub(super) const OWN_DELAY: Duration = Duration::from_millis(4 * HEARTBEAT_INTER
 pub(super) struct Silence {
     heard_at: Option<Instant>,
     /// True once the clients of the overdue child are notified.
-    sent: bool,
+    notified: bool,
 }
 
 impl Silence {
     /// Time at which the child becomes overdue.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        let heard_at = self.heard_at.filter(|_| !self.sent)?;
+        let heard_at = self.heard_at.filter(|_| !self.notified)?;
         Some(heard_at + SILENCE)
     }
 
     /// True once, when the child becomes overdue and its clients are to be notified.
     pub(super) fn is_overdue(&mut self, now: Instant) -> bool {
         let overdue = self.deadline().is_some_and(|at| at <= now);
-        self.sent |= overdue;
+        self.notified |= overdue;
         overdue
     }
 
     /// Records a heartbeat. True once for each long step, when clients are to be notified.
     pub(super) fn pulse(&mut self, now: Instant, step_elapsed: Option<Duration>) -> bool {
         let takes_long = step_elapsed.is_some_and(|elapsed| elapsed >= LONG_STEP);
-        let is_news = takes_long && !self.sent;
+        let is_news = takes_long && !self.notified;
         self.heard_at = Some(now);
-        self.sent = takes_long;
+        self.notified = takes_long;
         is_news
     }
 }

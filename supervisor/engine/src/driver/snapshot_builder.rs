@@ -295,15 +295,15 @@ impl SnapshotBuilder {
         let worker = from.worker;
         let each = worker.devices().zip(&self.devices);
         let snapshot = |(device, it): (DeviceId, &OfDevice)| {
-            let (standing, life) = (worker.device_status(device), worker.foremost_of(device));
+            let (status, life) = (worker.device_status(device), worker.foremost_of(device));
             let window = worker.settings().restart.window;
-            let (ledger, out_of_service) = (worker.ledger(device), standing.reason());
+            let (ledger, out_of_service) = (worker.ledger(device), status.reason());
             DeviceSnapshot {
                 place: device.0,
                 id: it.id.clone(),
-                standing: standing.name(),
+                status: status.name(),
                 reason: out_of_service.map(ToString::to_string),
-                out_since: standing.since().map(|since| self.started + since),
+                out_since: status.since().map(|since| self.started + since),
                 may_readmit: worker.may_readmit(device),
                 state: life.state().name(),
                 serving: life.state().takes_work(),

@@ -19,11 +19,7 @@ use worker_orcd_requests::orphans::Orphans;
 /// # Panics
 /// Outside a tokio runtime.
 #[must_use]
-pub fn start(
-    settings: EngineSettings,
-    mut inheritance: PreviousEngine,
-    spawner: &Spawner,
-) -> Engine {
+pub fn start(settings: EngineSettings, mut previous: PreviousEngine, spawner: &Spawner) -> Engine {
     let slots = settings.load.max_running as usize;
     let shared = Arc::new(Shared {
         registry: Arc::new(Registry::new(
@@ -49,7 +45,7 @@ pub fn start(
         tokio::spawn(program::watch(program, controls.downgrade()));
     }
     let (publish, milestones) = watch::channel(Milestones::default());
-    let handoff = &mut inheritance.handoff;
+    let handoff = &mut previous.handoff;
     let mut driver = Driver::new(
         settings,
         Arc::clone(&shared),
@@ -58,7 +54,7 @@ pub fn start(
         spawner,
         handoff,
     );
-    driver.inherit(inheritance, controls.downgrade());
+    driver.inherit(previous, controls.downgrade());
     tokio::spawn(driver.run());
     Engine::new(shared, controls, milestones)
 }

@@ -27,8 +27,8 @@ pub(crate) enum Control {
     /// Return this device to service.
     Readmit(DeviceId, Answer),
     /// Return duplicates of the handoff state.
-    CopyEstate(oneshot::Sender<EngineHandoff>),
+    CopyHandoff(oneshot::Sender<EngineHandoff>),
     /// End at once and hand over to another engine.
-    Leave(oneshot::Sender<EngineHandoff>),
+    HandOver(oneshot::Sender<EngineHandoff>),
     StopNow,
 }

@@ -50,7 +50,7 @@ pub struct DeviceSnapshot {
     /// Device id in the syntax of the command line.
     pub id: String,
     /// `in_use`, or the lifecycle's name of the out-of-service reason.
-    pub standing: &'static str,
+    pub status: &'static str,
     /// Human-readable out-of-service reason.
     pub reason: Option<String>,
     /// Time since which the device is out of service or leaving it.
@@ -230,7 +230,7 @@ impl DeviceSnapshot {
         Self {
             place: 0,
             id: String::new(),
-            standing: "in_use",
+            status: "in_use",
             reason: None,
             out_since: None,
             may_readmit: false,

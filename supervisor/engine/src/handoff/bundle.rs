@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_parcel_is_refused_and_nothing_is_waited_for() {
+    fn what_is_no_bundle_is_refused_and_nothing_is_waited_for() {
         let (sender, socket) = UnixDatagram::pair().unwrap();
         assert_eq!(unpack(&socket).unwrap_err().kind(), ErrorKind::WouldBlock);
         sender.send(b"hello").unwrap();

@@ -84,7 +84,7 @@ struct Shared {
     /// Frame of a process's first order: the vocabulary.
     vocabulary: Result<Vec<u8>, String>,
     state: Mutex<State>,
-    snapshots: Condvar,
+    changed: Condvar,
     /// The first process is ready, or failed to start.
     begun: watch::Sender<bool>,
 }
@@ -170,7 +170,7 @@ impl Grammars {
             shared: Arc::new(Shared {
                 vocabulary,
                 state: Mutex::default(),
-                snapshots: Condvar::new(),
+                changed: Condvar::new(),
                 begun: watch::Sender::new(false),
             }),
         }
@@ -200,7 +200,7 @@ impl Grammars {
             digest,
             reply,
         });
-        self.shared.snapshots.notify_one();
+        self.shared.changed.notify_one();
         Asked::Soon(Soon {
             reply: answer,
             begun: self.shared.begun.subscribe(),
@@ -227,7 +227,7 @@ impl Grammars {
 impl Drop for Grammars {
     fn drop(&mut self) {
         self.shared.state.lock().closed = true;
-        self.shared.snapshots.notify_all();
+        self.shared.changed.notify_all();
     }
 }
 
@@ -288,7 +288,7 @@ impl Shared {
                         return Some(pending);
                     }
                 }
-                None => self.snapshots.wait(&mut state),
+                None => self.changed.wait(&mut state),
             }
         }
     }

@@ -34,7 +34,7 @@ struct Pool {
     template: Vec<u8>,
     patience: Duration,
     queue: Mutex<Queue>,
-    snapshots: Condvar,
+    changed: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -70,7 +70,7 @@ impl Interpreter {
                 template,
                 patience,
                 queue: Mutex::default(),
-                snapshots: Condvar::new(),
+                changed: Condvar::new(),
             }),
         };
         let first = interpreter.employ(Lane::Any)?;
@@ -121,7 +121,7 @@ impl Interpreter {
 impl Drop for Interpreter {
     fn drop(&mut self) {
         self.pool.queue.lock().closed = true;
-        self.pool.snapshots.notify_all();
+        self.pool.changed.notify_all();
     }
 }
 
@@ -135,7 +135,7 @@ impl Pool {
         }
         drop(queue);
         // Wakes both threads: each checks whether it may take the order.
-        self.snapshots.notify_all();
+        self.changed.notify_all();
     }
 
     /// Waits for a rendering; `None` after shutdown.
@@ -153,7 +153,7 @@ impl Pool {
                 // A client that disconnected cancels its order.
                 Some(render) if render.reply.is_closed() => {}
                 Some(render) => return Some(render),
-                None => self.snapshots.wait(&mut queue),
+                None => self.changed.wait(&mut queue),
             }
         }
     }

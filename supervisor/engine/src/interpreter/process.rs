@@ -94,10 +94,10 @@ struct Interpreter {
 }
 
 fn serve(mut channel: Channel, cpu_seconds: u64) -> io::Result<()> {
-    let mut sent = Interpreter::default();
+    let mut interpreter = Interpreter::default();
     while let Ok(order) = channel.receive(None) {
         allow_time(cpu_seconds)?;
-        let answer = sent.follow(order);
+        let answer = interpreter.follow(order);
         let sent = frame(&answer).and_then(|frame| channel.send(&frame, None));
         sent.map_err(|error| io::Error::other(error.to_string()))?;
     }

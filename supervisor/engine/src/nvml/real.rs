@@ -147,7 +147,7 @@ impl Gpu for RealGpu {
             .map_err(|failure| failure.error.to_string())?;
         let slice = u32::try_from(slice.as_millis()).unwrap_or(u32::MAX);
         loop {
-            let snapshots = match set.wait(slice) {
+            let xid = match set.wait(slice) {
                 Ok(event) => event.event_data.map(|data| match data {
                     XidError::Value(number) => Xid(u32::try_from(number).ok()),
                     XidError::Unknown => Xid(None),
@@ -155,7 +155,7 @@ impl Gpu for RealGpu {
                 Err(NvmlError::Timeout) => None,
                 Err(error) => return Err(error.to_string()),
             };
-            if heard(snapshots).is_break() {
+            if heard(xid).is_break() {
                 return Ok(());
             }
         }

@@ -229,7 +229,7 @@ impl Devices {
     pub(super) fn allow(&self, pin: &Pin, class: Option<&DeterminismClass>) -> bool {
         match pin {
             Pin::Free => true,
-            Pin::Unknown => class == self.first_kin(),
+            Pin::Unknown => class == self.first_class(),
             Pin::To(its) => class == Some(its),
         }
     }
@@ -252,7 +252,7 @@ impl Devices {
     }
 
     /// Determinism class of the first device in use that has one.
-    fn first_kin(&self) -> Option<&DeterminismClass> {
+    fn first_class(&self) -> Option<&DeterminismClass> {
         self.left().find_map(|device| device.class.as_ref())
     }
 
@@ -359,7 +359,7 @@ impl Assignments {
         self.note_departure(id, seat);
         let dispatch = self.seat(seat);
         dispatch.call_back(id);
-        dispatch.leave(id);
+        dispatch.depart(id);
     }
 }
 

@@ -28,7 +28,7 @@ pub(super) struct Dispatch {
     /// Requests that the child has not begun.
     pub(super) queue: BTreeSet<RequestId>,
     /// Requests that were called back for another seat, by that seat.
-    pub(super) leaves_for: BTreeMap<SeatId, RequestId>,
+    pub(super) departs_for: BTreeMap<SeatId, RequestId>,
     /// Estimate of the child's prefix cache. `None` with a single device.
     pub(super) prefixes: Option<Prefixes>,
     orders: VecDeque<Order>,
@@ -214,13 +214,13 @@ impl Dispatch {
 
     /// Cancels a request at the child, because it has ended here.
     pub(super) fn cancel(&mut self, id: RequestId) {
-        self.leave(id);
+        self.depart(id);
         if self.is_open {
             self.orders.push_back(Order::Cancel(id));
         }
     }
 
-    pub(super) fn leave(&mut self, id: RequestId) {
+    pub(super) fn depart(&mut self, id: RequestId) {
         self.leaving.insert(id);
     }
 
@@ -241,7 +241,7 @@ impl Dispatch {
     pub(super) fn forget(&mut self, id: RequestId, reservation: Reservation) {
         self.load.remove(reservation);
         self.queue.remove(&id);
-        self.leaves_for.retain(|_, it| *it != id);
+        self.departs_for.retain(|_, it| *it != id);
     }
 
     /// Clears the state of a dead child, which will not answer any more.

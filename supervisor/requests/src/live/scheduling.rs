@@ -207,7 +207,7 @@ impl Assignments {
             live.goes_to = Some(to);
             live.was_moved = true;
             let dispatch = self.seat(from);
-            dispatch.leaves_for.insert(to, id);
+            dispatch.departs_for.insert(to, id);
             dispatch.queue.remove(&id);
             dispatch.call_back(id);
         }
@@ -220,7 +220,7 @@ impl Assignments {
         let none = Demand::default();
         let here = old.load.wait(none, old.capacity());
         let there = new.load.wait(none, new.capacity());
-        there + WORTH < here && !old.leaves_for.contains_key(&to)
+        there + WORTH < here && !old.departs_for.contains_key(&to)
     }
 
     /// Request to move from one child to the other: the youngest unbegun request of the client with the most of them
@@ -258,8 +258,8 @@ impl Live {
     /// Sealed pages that this child may adopt. Pages of another determinism class hold different bits.
     fn adoptable_by(&self, dispatch: &Dispatch) -> Option<&SealedPages> {
         let sealed = self.sealed.as_ref();
-        let is_kin = self.sealed_by.is_none() || self.sealed_by.as_ref() == dispatch.class();
-        sealed.filter(|it| is_kin && dispatch.may_adopt_from(it.child))
+        let is_same_class = self.sealed_by.is_none() || self.sealed_by.as_ref() == dispatch.class();
+        sealed.filter(|it| is_same_class && dispatch.may_adopt_from(it.child))
     }
 }
 

@@ -47,7 +47,7 @@ pub(super) async fn fetch(config: &mut Config, signals: &mut Signals) -> Result<
     let of_getter = transfer.clone();
     let (words, sent) = channel();
     let (done, got) = oneshot::channel();
-    let manager = thread::Builder::new().name("fetch-event".to_owned());
+    let manager = thread::Builder::new().name("fetch-progress".to_owned());
     let getter = thread::Builder::new().name("fetch".to_owned());
     let started = manager
         .spawn(move || notify_service_manager(&sent))

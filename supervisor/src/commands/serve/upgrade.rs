@@ -43,7 +43,7 @@ use worker_orcd_process::signal_mask::unblocked;
 use worker_orcd_text::printable::printable;
 
 /// Version of the complete handoff format. Any change to the handoff state increments it.
-pub(super) const FORMAT: u32 = 9;
+pub(super) const FORMAT: u32 = 10;
 
 /// Name of the memory file with the result of the last upgrade ([`Report`]).
 pub(in crate::commands) const REPORT_NAME: &str = "worker-orcd-upgrade";

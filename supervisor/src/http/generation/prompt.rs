@@ -208,7 +208,7 @@ impl App {
         let encoded = self.pool.run(2 * bytes, work).await.ok_or_else(lost)?;
         encoded.unwrap_or_else(|| {
             let message = "hold texts of special tokens, and the model's chat template makes of \
-                           them what cannot be sent from its own";
+                           them what cannot be distinguished from its own text";
             Err(unsupported(field, message))
         })
     }
@@ -364,12 +364,12 @@ mod tests {
         let name = || "date_string".to_owned();
         let other = vec![(name(), TemplateSetting::Word("1".to_owned()))];
         assert_eq!(with_today(other.clone()), other);
-        let sent = with_today(Vec::new());
-        let [(told_name, TemplateSetting::Word(day))] = &sent[..] else {
-            panic!("{sent:?}");
+        let settings = with_today(Vec::new());
+        let [(its_name, TemplateSetting::Word(day))] = &settings[..] else {
+            panic!("{settings:?}");
         };
-        assert_eq!((told_name, day.len()), (&name(), "26 Jul 2024".len()));
-        assert_eq!(with_today(sent.clone()), sent);
+        assert_eq!((its_name, day.len()), (&name(), "26 Jul 2024".len()));
+        assert_eq!(with_today(settings.clone()), settings);
     }
 
     #[test]

@@ -17,7 +17,7 @@ parts! {
         driver: Option<String> = identity.and_then(|it| it.driver.clone()),
         in_use: bool = device.is_in_use(),
         #[schemars(extend("enum" = DeviceStatus::NAMES))]
-        standing: &'static str = device.standing,
+        standing: &'static str = device.status,
         reason: Option<String> = device.reason.clone(),
         out_since: Option<String> = device.out_since.map(|since| clock.stamp(since)),
         may_readmit: bool = device.may_readmit,

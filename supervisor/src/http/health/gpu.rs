@@ -181,21 +181,21 @@ mod tests {
         let start = Instant::now();
         let snapshot = snapshot(start);
         let clock = clock(start + SILENT_AFTER);
-        let sent = device(&snapshot, &clock);
+        let shown = device(&snapshot, &clock);
         for field in [
             "temperature_celsius",
             "power_watts",
             "ecc",
             "recovery_action",
         ] {
-            assert!(sent[field].is_null(), "{field}: {sent}");
+            assert!(shown[field].is_null(), "{field}: {shown}");
         }
-        assert_eq!(sent["last_xid"]["xid"], 63, "what was, was");
-        assert_eq!(sent["nvml"]["state"], "silent");
-        assert!(sent["nvml"]["reason"].as_str().unwrap().contains("wedged"));
-        let sent = memory(&snapshot, &clock);
-        assert!(sent["driver_used_bytes"].is_null(), "{sent}");
-        assert_eq!(sent["baseline_bytes"], 4);
+        assert_eq!(shown["last_xid"]["xid"], 63, "what was, was");
+        assert_eq!(shown["nvml"]["state"], "silent");
+        assert!(shown["nvml"]["reason"].as_str().unwrap().contains("wedged"));
+        let shown = memory(&snapshot, &clock);
+        assert!(shown["driver_used_bytes"].is_null(), "{shown}");
+        assert_eq!(shown["baseline_bytes"], 4);
     }
 
     #[test]
@@ -203,16 +203,16 @@ mod tests {
         let start = Instant::now();
         let snapshot = EngineSnapshot::before_anything(start);
         let clock = clock(start);
-        let sent = device(&snapshot, &clock);
+        let shown = device(&snapshot, &clock);
         for field in ["temperature_celsius", "ecc", "last_xid", "recovery_action"] {
-            assert!(sent[field].is_null(), "{field}: {sent}");
+            assert!(shown[field].is_null(), "{field}: {shown}");
         }
-        assert_eq!(sent["nvml"]["state"], "off");
+        assert_eq!(shown["nvml"]["state"], "off");
         assert!(Vram::on(&snapshot, snapshot.device(), &clock).is_none());
-        let sent = memory(&snapshot, &clock);
+        let shown = memory(&snapshot, &clock);
         assert!(
-            sent.as_object().unwrap().values().all(Value::is_null),
-            "{sent}"
+            shown.as_object().unwrap().values().all(Value::is_null),
+            "{shown}"
         );
     }
 }

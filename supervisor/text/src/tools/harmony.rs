@@ -84,7 +84,7 @@ enum State {
 /// Kind of a message's text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Channel {
-    ReasoningFormat,
+    Reasoning,
     Text,
 }
 
@@ -203,7 +203,7 @@ impl Harmony {
                 let (name, raw) = (name.to_owned(), raw.to_owned());
                 self.state = State::Called { name, raw };
             }
-            (None, Some("analysis")) => self.state = State::Body(Channel::ReasoningFormat),
+            (None, Some("analysis")) => self.state = State::Body(Channel::Reasoning),
             (None, Some("commentary" | "final") | None) => {
                 self.state = State::Body(Channel::Text);
             }
@@ -307,7 +307,7 @@ impl Harmony {
             return;
         }
         let push = match channel {
-            Channel::ReasoningFormat => push_reasoning,
+            Channel::Reasoning => push_reasoning,
             Channel::Text => push_content,
         };
         let is_next = std::mem::take(&mut self.has_begun);

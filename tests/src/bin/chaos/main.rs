@@ -2,14 +2,14 @@
 //! stream is compared with a run without faults.
 //!
 //! ```text
-//! mix ── lanes ─┐                 ┌─ stream (one request, as its client sees it)
-//!               ├─ worker ◄───────┘
-//! storm ────────┤  (signals from outside; the child's own faults come from WORKER_ORCD_FAULTS)
-//! wear ─────────┤  (devices that are taken out of use and readmitted)
-//! watch ────────┤  (descriptors, threads, memory, zombies of the supervisor)
-//! siege ────────┤  (hostile requests, clients, logs and disks, with --siege)
-//! vram ─────────┘  (device memory, on a GPU)
-//!                      └──── deaths ── verdict ── report
+//! mix ── clients ─┐                 ┌─ stream (one request, as its client sees it)
+//!                 ├─ worker ◄───────┘
+//! storm ──────────┤  (signals from outside; the child's own faults come from WORKER_ORCD_FAULTS)
+//! wear ───────────┤  (devices that are taken out of use and readmitted)
+//! watch ──────────┤  (descriptors, threads, memory, zombies of the supervisor)
+//! siege ──────────┤  (hostile requests, clients, logs and disks, with --siege)
+//! vram ───────────┘  (device memory, on a GPU)
+//!                        └──── deaths ── verdict ── report
 //! ```
 //!
 //! * [`mix`]: requests and behaviour of clients, from the seed. [`stream`]: one answer. [`api`]: its format.
@@ -248,7 +248,7 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
         steady: arguments.steady,
         seed,
     };
-    let lanes = RunningClients::start(&worker, &references, clients);
+    let running = RunningClients::start(&worker, &references, clients);
     let weather = Weather {
         mean_seconds: arguments.signal_seconds,
         signals: arguments.signals.clone(),
@@ -267,7 +267,7 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
     {
         worker.assert_alive()?;
         watch.look(&worker);
-        lanes.show_progress(&worker, began.elapsed());
+        running.show_progress(&worker, began.elapsed());
         std::thread::sleep(Duration::from_millis(500));
     }
     let mut signals = storm.stop();
@@ -279,7 +279,7 @@ fn run(arguments: &Arguments, seed: u64) -> Result<Report> {
         began.elapsed().as_secs()
     );
     let stormed_for = began.elapsed();
-    let tally = lanes.finish(&worker, CALM)?;
+    let tally = running.finish(&worker, CALM)?;
     let mut violations = tally.verdict();
     violations.extend(watch.verdict(&worker, &idle));
     violations.extend(worn.iter().flat_map(Worn::verdict));

@@ -55,7 +55,7 @@ fn shape(decoding: usize, prompt_tokens: u32, depth: usize) -> StepShape {
     }
 }
 
-fn company(decoding: usize, prompts: usize, deepest: usize) -> StepDemand {
+fn demand(decoding: usize, prompts: usize, deepest: usize) -> StepDemand {
     StepDemand {
         decoding,
         prompts,
@@ -72,9 +72,9 @@ fn begun(machine: Machine, wanted: Option<Duration>) -> Beside {
 }
 
 /// Runs a step with the maximum prompt tokens. Returns their number, and the duration.
-fn step(beside: &mut Beside, machine: Machine, company: StepDemand) -> (u32, Duration) {
-    let tokens = beside.prompt_tokens(company);
-    let shape = shape(company.decoding, tokens, company.deepest);
+fn step(beside: &mut Beside, machine: Machine, demand: StepDemand) -> (u32, Duration) {
+    let tokens = beside.prompt_tokens(demand);
+    let shape = shape(demand.decoding, tokens, demand.deepest);
     let took = machine.takes(shape);
     beside.observe(shape, took);
     (tokens, took)
@@ -87,7 +87,7 @@ fn steps_with_prompts_come_to_take_what_they_may_and_no_more() {
             let alone = machine.decodes(decoding);
             for wanted in [None, Some(alone * 2), Some(alone * 3)] {
                 let mut beside = begun(machine, wanted);
-                let prompt = company(decoding, 1, 0);
+                let prompt = demand(decoding, 1, 0);
                 let steps: Vec<_> = (0..200)
                     .map(|_| step(&mut beside, machine, prompt))
                     .filter(|(tokens, _)| *tokens > 0)
@@ -116,7 +116,7 @@ fn a_stream_waits_twice_as_long_for_a_token_while_a_prompt_is_computed_and_no_lo
     for (machine, decoding) in [(MACHINES[0], 32), (MACHINES[0], 1), (MACHINES[1], 512)] {
         let mut beside = begun(machine, None);
         for _ in 0..200 {
-            let (_, took) = step(&mut beside, machine, company(decoding, 1, 0));
+            let (_, took) = step(&mut beside, machine, demand(decoding, 1, 0));
             let alone = machine.decodes(decoding);
             assert!(
                 took <= alone * 2 + alone / 50,
@@ -130,13 +130,13 @@ fn a_stream_waits_twice_as_long_for_a_token_while_a_prompt_is_computed_and_no_lo
 fn where_decoding_takes_all_of_the_budget_a_prompt_gets_a_few_tokens_in_each_step() {
     let machine = MACHINES[2];
     let mut beside = begun(machine, Some(Duration::from_millis(1)));
-    let steps = (0..66).map(|_| step(&mut beside, machine, company(8, 3, 0)).0);
+    let steps = (0..66).map(|_| step(&mut beside, machine, demand(8, 3, 0)).0);
     let given: Vec<u32> = steps.filter(|tokens| *tokens > 0).collect();
     assert_eq!(given, [MIN_TOKENS; 64]);
     // No more than the supervisor allows.
     let mut beside = Beside::new(7, Some(Duration::from_millis(1)));
-    step(&mut beside, machine, company(8, 3, 0));
-    assert_eq!(step(&mut beside, machine, company(8, 3, 0)).0, 7);
+    step(&mut beside, machine, demand(8, 3, 0));
+    assert_eq!(step(&mut beside, machine, demand(8, 3, 0)).0, 7);
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn one_step_in_a_while_shows_what_decoding_takes_even_if_prompts_never_end() {
     let machine = MACHINES[0];
     let mut beside = begun(machine, None);
     let bare = |beside: &mut Beside, decoding, steps| {
-        let all = (0..steps).map(|_| step(beside, machine, company(decoding, 1, 0)).0);
+        let all = (0..steps).map(|_| step(beside, machine, demand(decoding, 1, 0)).0);
         all.filter(|tokens| *tokens == 0).count()
     };
     assert_eq!(bare(&mut beside, 32, 10 * (MIXED_PER_BARE + 1)), 10);
@@ -160,7 +160,7 @@ fn where_more_wait_for_a_first_token_than_decode_prompts_get_more_of_the_time() 
     let machine = MACHINES[0];
     let settled = |decoding, prompts, wanted| {
         let mut beside = begun(machine, wanted);
-        let steps = (0..90).map(|_| step(&mut beside, machine, company(decoding, prompts, 0)));
+        let steps = (0..90).map(|_| step(&mut beside, machine, demand(decoding, prompts, 0)));
         steps.last().unwrap()
     };
     let (few, _) = settled(16, 1, None);
@@ -181,7 +181,7 @@ fn tokens_deep_in_a_prompt_are_known_to_cost_more() {
     for round in 0..40 {
         last.clear();
         for depth in depths {
-            let (tokens, took) = step(&mut beside, machine, company(32, 1, depth));
+            let (tokens, took) = step(&mut beside, machine, demand(32, 1, depth));
             if tokens > 0 && round > 10 {
                 let budget = beside.budget().unwrap();
                 assert!(
@@ -200,7 +200,7 @@ fn tokens_deep_in_a_prompt_are_known_to_cost_more() {
 fn a_single_step_that_was_held_up_is_forgotten() {
     let machine = MACHINES[0];
     let mut beside = begun(machine, None);
-    let prompt = company(32, 1, 0);
+    let prompt = demand(32, 1, 0);
     let before = (0..60).map(|_| step(&mut beside, machine, prompt).0).max();
     for held_up in [shape(32, before.unwrap(), 0), shape(32, 0, 0)] {
         beside.prompt_tokens(prompt);
@@ -228,7 +228,7 @@ proptest! {
         let mut beside = Beside::new(MAX_TOKENS, wanted.map(|us| Duration::from_micros(us.into())));
         let mut is_bare = false;
         for (decoding, prompts, deepest, took_us) in steps {
-            let tokens = beside.prompt_tokens(company(decoding, prompts, deepest));
+            let tokens = beside.prompt_tokens(demand(decoding, prompts, deepest));
             prop_assert!(tokens == 0 || (MIN_TOKENS..=MAX_TOKENS).contains(&tokens));
             prop_assert!(tokens > 0 || !is_bare, "two steps without prompts");
             is_bare = tokens == 0;

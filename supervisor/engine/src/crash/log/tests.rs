@@ -35,7 +35,7 @@ impl Clock {
         self.start + Duration::from_millis(ms)
     }
 
-    /// Burial facts of a child with its last sign of life at `ms`.
+    /// Reaping of a child with its last sign of life at `ms`.
     fn reaping(&self, ms: u64, requests: u64) -> Reaping {
         let facts = |request| RequestFacts {
             request,

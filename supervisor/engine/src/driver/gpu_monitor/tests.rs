@@ -34,8 +34,8 @@ async fn see(watch: &mut GpuMonitor, log: &mut CrashLog) -> (GpuSample, Option<G
     let patience = Duration::from_secs(20);
     let sample = tokio::time::timeout(patience, watch.next()).await;
     let sample = sample.expect("a sample");
-    let sent = watch.note(sample.clone(), &[CHILD], log);
-    (sample, sent)
+    let verdict = watch.note(sample.clone(), &[CHILD], log);
+    (sample, verdict)
 }
 
 /// Samples up to the first that matches.
@@ -194,8 +194,8 @@ async fn a_death_is_explained_by_its_xids_and_measured_until_the_memory_is_back(
     .await;
     assert_eq!(watch.snapshot().baseline, Some(4 * MIB), "still");
     gpu.reports(31);
-    let (_, sent) = see_until(&mut watch, &mut log, |it| matches!(it, GpuSample::Xid(_))).await;
-    assert_eq!(sent, Some(GpuVerdict::Reported(Xid(Some(31)))));
+    let (_, verdict) = see_until(&mut watch, &mut log, |it| matches!(it, GpuSample::Xid(_))).await;
+    assert_eq!(verdict, Some(GpuVerdict::Reported(Xid(Some(31)))));
     assert_eq!(watch.snapshot().xids, [(Xid(Some(31)), 1)].into());
 
     let evidence = reaped(&watch, &mut log, 1, (spawned_at, Instant::now())).unwrap();
@@ -204,20 +204,20 @@ async fn a_death_is_explained_by_its_xids_and_measured_until_the_memory_is_back(
     assert_eq!((before.child, before.used), (Some(600 * MIB), 904 * MIB));
     assert_eq!(evidence.baseline, Some(4 * MIB));
 
-    let (_, sent) = see_until(&mut watch, &mut log, |it| {
+    let (_, verdict) = see_until(&mut watch, &mut log, |it| {
         matches!(it, GpuSample::Examined { .. })
     })
     .await;
-    assert_eq!(sent, after_death(&[31], Some(RecoveryAction::None)));
+    assert_eq!(verdict, after_death(&[31], Some(RecoveryAction::None)));
     assert_eq!(watch.next_deadline(&log), None, "the word came in time");
 
     // The driver frees all memory except the retained part, and a neighbour allocates more.
     gpu.holds(704 * MIB, &[(NEIGHBOUR, 600 * MIB)]);
-    let (_, sent) = see_until(&mut watch, &mut log, |it| {
+    let (_, verdict) = see_until(&mut watch, &mut log, |it| {
         matches!(it, GpuSample::Measured { .. })
     })
     .await;
-    assert!(sent.is_some());
+    assert!(verdict.is_some());
     let evidence = evidence_of(&log, 1).unwrap();
     let measure = evidence.measure.unwrap();
     assert_eq!(measure.residual, Some(0));
@@ -273,8 +273,8 @@ async fn an_xid_that_comes_after_its_death_is_told_with_it_and_an_old_one_is_not
         generation: 1,
         action: None,
     };
-    let sent = watch.note(examined, &[], &mut log);
-    assert_eq!(sent, after_death(&[45], None));
+    let verdict = watch.note(examined, &[], &mut log);
+    assert_eq!(verdict, after_death(&[45], None));
     let evidence = evidence_of(&log, 1).unwrap();
     assert_eq!(evidence.xids.len(), 2, "the report has both");
 

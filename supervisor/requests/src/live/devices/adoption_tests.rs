@@ -12,7 +12,7 @@ use worker_orcd_ipc::{
 use worker_orcd_lifecycle::{DeathCause, SeatId};
 
 const FIRST: SeatId = SeatId(0);
-const HEIR: SeatId = SeatId(1);
+const SUCCESSOR: SeatId = SeatId(1);
 const CHILD: Generation = Generation(1);
 
 fn page(page: u32) -> SealedPage {
@@ -44,7 +44,7 @@ fn with_standby() -> Journal {
     journal.requests.loads(FIRST, CHILD, None);
     journal
         .requests
-        .loads(HEIR, Generation(2), Some(kv_of(CHILD)));
+        .loads(SUCCESSOR, Generation(2), Some(kv_of(CHILD)));
     journal
 }
 
@@ -63,7 +63,7 @@ fn seal_two_pages(journal: &mut Journal) -> (RequestId, RequestStream) {
 
 fn succeed(journal: &mut Journal) {
     journal.requests.suspend(FIRST);
-    journal.serve(HEIR);
+    journal.serve(SUCCESSOR);
     journal.requests.release(FIRST);
 }
 
@@ -76,7 +76,7 @@ fn reaped(journal: &mut Journal) {
 
 /// Pages in `CopyAhead` commands to the successor.
 fn copied_ahead(journal: &mut Journal) -> Vec<Vec<u32>> {
-    let commands = journal.commands_of(HEIR).into_iter();
+    let commands = journal.commands_of(SUCCESSOR).into_iter();
     commands
         .map(|command| match command {
             Command::CopyAhead { pages } => pages.iter().map(|it| it.page).collect(),
@@ -87,7 +87,7 @@ fn copied_ahead(journal: &mut Journal) -> Vec<Vec<u32>> {
 
 /// Pages of each submission to the successor, `None` for a `ReleaseKv`.
 fn given(journal: &mut Journal) -> Vec<Option<Vec<u32>>> {
-    let commands = journal.commands_of(HEIR).into_iter();
+    let commands = journal.commands_of(SUCCESSOR).into_iter();
     let pages = |sealed: SealedPages| {
         assert_eq!(sealed.child, CHILD);
         sealed.pages.iter().map(|it| it.page).collect()
@@ -175,7 +175,7 @@ fn what_may_be_wrong_is_given_to_nobody() {
     let mut journal = with_standby();
     let (id, _stream) = journal.submit(request("a"));
     report(&mut journal, &sealing(id, 0, &[7])).unwrap();
-    journal.requests.distrust(HEIR);
+    journal.requests.distrust(SUCCESSOR);
     journal.requests.distrust(FIRST);
     succeed(&mut journal);
     assert_eq!(given(&mut journal), [None, Some(vec![])]);
@@ -196,7 +196,7 @@ fn pages_of_another_child_than_the_one_that_may_be_adopted_from_are_not_given() 
     let mut journal = with_standby();
     journal
         .requests
-        .loads(HEIR, Generation(2), Some(kv_of(Generation(7))));
+        .loads(SUCCESSOR, Generation(2), Some(kv_of(Generation(7))));
     let (id, _stream) = journal.submit(request("a"));
     report(&mut journal, &sealing(id, 0, &[7])).unwrap();
     succeed(&mut journal);
@@ -219,12 +219,12 @@ fn a_suspect_computes_everything_itself() {
 }
 
 #[test]
-fn the_kv_cache_is_kept_for_those_who_wait_for_the_burial() {
+fn the_kv_cache_is_kept_for_those_who_wait_for_the_reaping() {
     let mut journal = with_standby();
     let (id, _stream) = journal.submit(request("a"));
     report(&mut journal, &sealing(id, 0, &[7])).unwrap();
     journal.requests.suspend(FIRST);
-    journal.serve(HEIR);
+    journal.serve(SUCCESSOR);
     assert_eq!(given(&mut journal), [], "no submission and no release yet");
     reaped(&mut journal);
     assert_eq!(given(&mut journal), [Some(vec![7]), None]);
@@ -236,7 +236,7 @@ fn a_child_that_stands_by_is_told_of_each_whole_page_once() {
     let mut journal = with_standby();
     let (id, _stream) = seal_two_pages(&mut journal);
     assert!(copied_ahead(&mut journal).is_empty(), "the standby loads");
-    journal.requests.copies_ahead(HEIR);
+    journal.requests.copies_ahead(SUCCESSOR);
     assert_eq!(copied_ahead(&mut journal), [[1]], "pages sealed earlier");
     for (first, pages, expected) in [
         (1, &[2][..], &[][..]),
@@ -257,14 +257,14 @@ fn nobody_is_told_of_pages_but_a_child_that_stands_by_behind_theirs() {
         let mut journal = with_standby();
         journal
             .requests
-            .loads(HEIR, Generation(2), Some(kv_of(child)));
+            .loads(SUCCESSOR, Generation(2), Some(kv_of(child)));
         let (id, _stream) = seal_two_pages(&mut journal);
-        journal.requests.copies_ahead(HEIR);
+        journal.requests.copies_ahead(SUCCESSOR);
         if serves {
-            journal.serve(HEIR);
+            journal.serve(SUCCESSOR);
         }
         report(&mut journal, &sealing(id, 2, &[3, 4])).unwrap();
-        let commands = journal.commands_of(HEIR);
+        let commands = journal.commands_of(SUCCESSOR);
         let is_told = |command: &Command| matches!(command, Command::CopyAhead { .. });
         assert!(!commands.iter().any(is_told), "{commands:?}");
     }
@@ -275,19 +275,19 @@ fn nobody_is_told_of_pages_but_a_child_that_stands_by_behind_theirs() {
 fn the_child_behind_one_that_stood_by_is_told_of_no_pages_before_it_stands_by() {
     let mut journal = with_standby();
     let (id, _stream) = seal_two_pages(&mut journal);
-    journal.requests.copies_ahead(HEIR);
+    journal.requests.copies_ahead(SUCCESSOR);
     assert_eq!(copied_ahead(&mut journal), [[1]]);
-    journal.requests.suspend(HEIR);
+    journal.requests.suspend(SUCCESSOR);
     report(&mut journal, &sealing(id, 2, &[3])).unwrap();
     assert!(
         copied_ahead(&mut journal).is_empty(),
         "no Load for this child yet"
     );
     let source = Some(kv_of(CHILD));
-    journal.requests.loads(HEIR, Generation(3), source);
+    journal.requests.loads(SUCCESSOR, Generation(3), source);
     report(&mut journal, &sealing(id, 3, &[4])).unwrap();
     assert!(copied_ahead(&mut journal).is_empty(), "the standby loads");
-    journal.requests.copies_ahead(HEIR);
+    journal.requests.copies_ahead(SUCCESSOR);
     assert_eq!(copied_ahead(&mut journal), [[1, 2, 3]]);
 }
 

@@ -97,7 +97,7 @@ fn what_a_child_has_begun_stays_with_it() {
 }
 
 #[test]
-fn a_conversation_goes_where_its_beginning_is_until_that_child_is_buried() {
+fn a_conversation_goes_where_its_beginning_is_until_that_child_is_reaped() {
     let mut journal = journal();
     journal.serve_by(TWO, class("a"), 2);
     let (id, _stream) = journal.submit(long(1, 1000));
