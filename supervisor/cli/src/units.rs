@@ -53,10 +53,13 @@ pub fn permille(text: &str) -> Result<u16, String> {
         .ok_or_else(|| format!("{text:?} is no share between 0.001 and 1, such as 0.9"))
 }
 
-/// Parses a duration. A plain number is seconds.
+/// Longest duration of an option. It can be multiplied and added to a clock without an overflow.
+const MAX_DURATION: Duration = Duration::from_secs(1000 * 24 * 60 * 60);
+
+/// Parses a duration of at most 1,000 days. A plain number is seconds.
 ///
 /// # Errors
-/// If it is no duration.
+/// If it is no duration, or a longer one.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let (number, unit) = TIME_UNITS
         .iter()
@@ -68,6 +71,10 @@ pub fn duration(text: &str) -> Result<Duration, String> {
         .ok()
         .and_then(|number| Duration::try_from_secs_f64(number * unit).ok())
         .ok_or_else(|| format!("{text:?} is no time, such as 500ms, 5s or 10min"))
+        .and_then(|time| match time {
+            time if time <= MAX_DURATION => Ok(time),
+            _ => Err(format!("{text:?} is longer than 1000 days")),
+        })
 }
 
 #[cfg(test)]
@@ -102,7 +109,8 @@ mod tests {
         assert_eq!(duration("200ms"), Ok(Duration::from_millis(200)));
         assert_eq!(duration("2min"), Ok(Duration::from_secs(120)));
         assert_eq!(duration("3"), Ok(Duration::from_secs(3)));
-        for wrong in ["", "s", "-1s", "inf", "nan", "1e300h"] {
+        assert_eq!(duration("24000h"), Ok(MAX_DURATION));
+        for wrong in ["", "s", "-1s", "inf", "nan", "1e300h", "24001h"] {
             assert!(duration(wrong).is_err(), "{wrong:?}");
         }
     }

@@ -142,7 +142,7 @@ pub const GROUPS: &[(&str, &[Spec])] = options! {
         value "pooling" HOW,
             "Pooling of embeddings: last, mean or cls [default: the model file's]";
         value "template-timeout" TIME = "3s",
-            "Maximum time to render a chat template; the request is refused after that";
+            "Maximum processor time to render a chat template; the request is refused after that. On a busy machine the request may wait ten times as long";
         value "inference-timeout" TIME,
             "Maximum time of a request [default: unlimited]";
         value "max-queue" N = "256",

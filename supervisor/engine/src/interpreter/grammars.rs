@@ -342,7 +342,7 @@ fn of_answer(answer: Result<Answer, OrderError>) -> Found {
         Err(failure @ (OrderError::Costly(_) | OrderError::Died(_))) => {
             Err(GrammarFault::Refused(failure.to_string()))
         }
-        Err(OrderError::Late(_)) => Err(GrammarFault::Busy),
+        Err(OrderError::CostlyStart(_)) => Err(GrammarFault::Busy),
         Err(failure) => Err(GrammarFault::Unavailable(first_fault(&failure))),
     }
 }

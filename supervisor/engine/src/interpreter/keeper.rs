@@ -36,9 +36,6 @@ const LOOK: Duration = Duration::from_millis(20);
 /// An order with less processor time cannot have exhausted memory: a SIGKILL then has another cause.
 const SMALL_WORK: Duration = Duration::from_millis(100);
 
-/// Inverse of the smallest share of the wall time that a process must have run for a timeout to be the order's fault.
-const RUNNING_PART: u32 = 2;
-
 /// Process of a thread, if any.
 #[derive(Debug)]
 pub(super) struct Keeper {
@@ -54,28 +51,16 @@ pub(super) struct Keeper {
 pub(super) struct Patience {
     /// Processor time, which load of the machine does not extend.
     pub work: Duration,
-    /// Wall time.
+    /// Wall time, several times as long.
     pub wait: Duration,
 }
 
-impl From<Duration> for Patience {
-    fn from(patience: Duration) -> Self {
-        Self {
-            work: patience,
-            wait: patience,
-        }
-    }
-}
-
 impl Keeper {
-    pub(super) fn new(
-        patience_at_first: impl Into<Patience>,
-        patience: impl Into<Patience>,
-    ) -> Self {
+    pub(super) fn new(patience_at_first: Patience, patience: Patience) -> Self {
         Self {
             process: None,
-            patience_at_first: patience_at_first.into(),
-            patience: patience.into(),
+            patience_at_first,
+            patience,
         }
     }
 
@@ -125,7 +110,7 @@ impl Keeper {
             Ok(Answer::Ready) => Ok(process),
             Ok(answer) => Err(OrderError::Answered(answer)),
             // What the first order costs is no fault of the order behind it.
-            Err(OrderError::Costly(limit)) => Err(OrderError::Late(limit)),
+            Err(OrderError::Costly(limit)) => Err(OrderError::CostlyStart(limit)),
             Err(error) => Err(error),
         }
     }
@@ -136,10 +121,11 @@ impl Keeper {
 pub(super) enum OrderError {
     #[error("no process can be had: {0}")]
     NotStarted(io::Error),
-    #[error("it took longer than {} ms", .0.as_millis())]
-    Late(Duration),
     #[error("it took longer than {} ms of processor time", .0.as_millis())]
     Costly(Duration),
+    /// The same of a process's first order.
+    #[error("it took longer than {} ms of processor time", .0.as_millis())]
+    CostlyStart(Duration),
     #[error(
         "it ended the process that interprets it ({}), as nesting too deep and values too large do",
         in_words(*.0)
@@ -253,7 +239,7 @@ impl Process {
             if let Some(signal) = self.stopped_by() {
                 return Err(OrderError::Outside(signal.to_string()));
             }
-            if patience.work < patience.wait && self.used() >= patience.work {
+            if self.used() >= patience.work {
                 return Err(OrderError::Costly(patience.work));
             }
         }
@@ -288,8 +274,7 @@ impl Process {
         match error {
             ChannelError::Late => match self.stopped_by() {
                 Some(signal) => OrderError::Outside(signal.to_string()),
-                None if used < patience.wait / RUNNING_PART => OrderError::Starved(patience.wait),
-                None => OrderError::Late(patience.wait),
+                None => OrderError::Starved(patience.wait),
             },
             ChannelError::Closed => match self.end() {
                 Ok(status) if is_from_outside(status, used) => {

@@ -7,7 +7,7 @@
 //! A dead process is replaced at once, not at the next order.
 
 use super::channel::frame;
-use super::keeper::{Keeper, OrderError};
+use super::keeper::{Keeper, OrderError, Patience};
 use super::{Answer, Order};
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
@@ -16,6 +16,9 @@ use std::thread;
 use std::time::Duration;
 use tokio::sync::oneshot;
 use worker_orcd_text::template::{Rendering, TemplateError, TemplateSource};
+
+/// Wall time of an order for each unit of its processor time: on a busy machine a process has a part of one core.
+const WAIT_FOR_WORK: u32 = 10;
 
 /// Longest short conversation, in bytes: one or two milliseconds of work.
 const SHORT_BYTES: usize = 64 << 10;
@@ -32,7 +35,7 @@ pub struct Interpreter {
 struct Pool {
     /// Frame of a process's first order: the template.
     template: Vec<u8>,
-    patience: Duration,
+    patience: Patience,
     queue: Mutex<Queue>,
     changed: Condvar,
 }
@@ -60,15 +63,20 @@ enum Lane {
 impl Interpreter {
     /// Starts the threads and waits until the template is compiled. Blocks: not for the runtime's threads.
     ///
+    /// `timeout` is the processor time of the template's compilation, and of each conversation.
+    ///
     /// # Errors
     /// If the template does not compile. If only a process is missing, the next order starts one.
-    pub fn start(template: TemplateSource, patience: Duration) -> Result<Self, TemplateError> {
+    pub fn start(template: TemplateSource, timeout: Duration) -> Result<Self, TemplateError> {
         let template = frame(&Order::Compile(template))
             .map_err(|error| TemplateError::Broken(error.to_string()))?;
         let interpreter = Self {
             pool: Arc::new(Pool {
                 template,
-                patience,
+                patience: Patience {
+                    work: timeout,
+                    wait: timeout.saturating_mul(WAIT_FOR_WORK),
+                },
                 queue: Mutex::default(),
                 changed: Condvar::new(),
             }),
@@ -207,8 +215,8 @@ fn of_order(failure: OrderError, blamed: fn(String) -> TemplateError) -> Templat
         OrderError::NotStarted(_) | OrderError::Outside(_) | OrderError::Starved(_) => {
             TemplateError::Unavailable(failure.to_string())
         }
-        OrderError::Late(_)
-        | OrderError::Costly(_)
+        OrderError::Costly(_)
+        | OrderError::CostlyStart(_)
         | OrderError::Died(_)
         | OrderError::Garbled(_)
         | OrderError::Answered(_) => blamed(failure.to_string()),
@@ -225,6 +233,7 @@ fn of_messages(failure: OrderError) -> TemplateError {
         OrderError::Answered(Answer::Failed(TemplateError::Broken(why))) => {
             TemplateError::Unavailable(why)
         }
+        OrderError::CostlyStart(_) => TemplateError::Unavailable(failure.to_string()),
         failure => of_order(failure, TemplateError::Failed),
     }
 }
