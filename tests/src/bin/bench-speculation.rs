@@ -2,15 +2,21 @@
 //! JSON object.
 //!
 //! Two workers with the same model, one of them with a draft model if one is named, serve the same requests in turns; only
-//! one of them serves at a time. The prompts are files of this repository, of which the model writes a copy, and the beginnings of stories. A prompt is in
+//! one of them serves at a time. Each stream makes a request when its previous one ends, four in a round. The prompts are files of this repository, of which the model writes a copy, and the beginnings of stories. A prompt is in
 //! the prefix cache before its request is timed. The benchmark fails if an answer differs.
+//!
+//! With `--beside N` it also measures the gaps between tokens of N stories without drafts beside four copies with them.
 
-use anyhow::{Result, ensure};
-use clap::Parser;
+use anyhow::{Context as _, Result, ensure};
+use clap::{Parser, ValueEnum};
 use serde_json::{Value, json};
+use std::iter;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
+use worker_orcd_tests::bench::{Burst, Latencies};
+use worker_orcd_tests::worker::request;
 use worker_orcd_tests::{Client, Worker, wait};
 
 #[derive(Debug, Parser)]
@@ -18,10 +24,15 @@ struct Options {
     /// Streams at a time.
     #[arg(long, value_delimiter = ',', default_value = "1,4,8")]
     streams: Vec<usize>,
-    /// Tokens of an answer.
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Texts::Copies, Texts::Stories])]
+    texts: Vec<Texts>,
+    /// Streams without drafts beside four with drafts.
+    #[arg(long)]
+    beside: Option<usize>,
+    /// Tokens of an answer, on average.
     #[arg(long, default_value_t = 200)]
     tokens: u32,
-    /// Times that each request is made of each worker.
+    /// Rounds of each worker, in turns.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
     #[arg(long, default_value = "cpu")]
@@ -29,12 +40,38 @@ struct Options {
     /// Sequences that each of the two workers runs at a time. A card has memory for those of both.
     #[arg(long, default_value_t = 16)]
     max_running: usize,
+    /// Tokens of a prompt and its answer, of each worker.
+    #[arg(long)]
+    max_context: Option<usize>,
     /// Draft model of the worker with drafts.
     #[arg(long)]
     draft_model: Option<PathBuf>,
     /// Temperature of all requests.
     #[arg(long, default_value_t = 0.0)]
     temperature: f32,
+}
+
+/// What the model writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Texts {
+    Copies,
+    Stories,
+}
+
+impl Texts {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Copies => "copies",
+            Self::Stories => "stories",
+        }
+    }
+
+    fn prompts(self) -> Vec<String> {
+        match self {
+            Self::Copies => FILES.map(copy_of).to_vec(),
+            Self::Stories => STORIES.map(str::to_owned).to_vec(),
+        }
+    }
 }
 
 /// Files to copy.
@@ -63,6 +100,14 @@ fn copy_of(file: &str) -> String {
     )
 }
 
+impl Options {
+    fn body(&self, prompt: &str, tokens: u32) -> Value {
+        json!({
+            "prompt": prompt, "max_tokens": tokens, "ignore_eos": true, "temperature": self.temperature, "seed": 1,
+        })
+    }
+}
+
 struct Side {
     worker: Worker,
     took: Duration,
@@ -75,6 +120,10 @@ impl Side {
             .arg("--device", &options.device)
             .arg("--max-running", options.max_running)
             .arg("--speculation", speculation);
+        let worker = options
+            .max_context
+            .iter()
+            .fold(worker, |worker, tokens| worker.arg("--max-context", tokens));
         let draft_model = options.draft_model.iter().filter(|_| speculation == "auto");
         let worker = draft_model.fold(worker, |worker, path| {
             worker.arg("--draft-model", path.display())
@@ -86,24 +135,33 @@ impl Side {
         }
     }
 
-    /// Answers of all bodies at a time.
-    fn answers(&self, bodies: &[Value]) -> Vec<String> {
+    /// Answers to all bodies, so many at a time.
+    fn answers(&self, bodies: &[Value], streams: usize) -> Vec<String> {
         let client = self.worker.client();
-        thread::scope(|scope| {
-            let running = bodies
-                .iter()
-                .map(|body| scope.spawn(|| answer(&client, body)));
-            let running: Vec<_> = running.collect();
-            let answers = running.into_iter().map(|it| it.join().expect("an answer"));
-            answers.collect()
-        })
+        let next = AtomicUsize::new(0);
+        let in_turn = || {
+            let indices = iter::repeat_with(|| next.fetch_add(1, Ordering::Relaxed));
+            let bodies = indices.map_while(|index| Some((index, bodies.get(index)?)));
+            let answers = bodies.map(|(index, body)| (index, answer(&client, body)));
+            answers.collect::<Vec<_>>()
+        };
+        let mut answers = thread::scope(|scope| {
+            let clients: Vec<_> = (0..streams).map(|_| scope.spawn(in_turn)).collect();
+            let answers = clients
+                .into_iter()
+                .flat_map(|it| it.join().expect("answers"));
+            answers.collect::<Vec<_>>()
+        });
+        answers.sort_by_key(|(index, _)| *index);
+        answers.into_iter().map(|(_, text)| text).collect()
     }
 
-    fn timed(&mut self, bodies: &[Value], tokens: u32) -> Vec<String> {
+    fn timed(&mut self, bodies: &[Value], streams: usize) -> Vec<String> {
         let begin = Instant::now();
-        let answers = self.answers(bodies);
+        let answers = self.answers(bodies, streams);
         self.took += begin.elapsed();
-        self.tokens += bodies.len() as u64 * u64::from(tokens);
+        let tokens = bodies.iter().filter_map(|it| it["max_tokens"].as_u64());
+        self.tokens += tokens.sum::<u64>();
         answers
     }
 
@@ -147,51 +205,97 @@ fn main() -> Result<()> {
         "--streams {most} needs --max-running {most}, which is {}",
         options.max_running
     );
-    let copies = FILES.map(copy_of).to_vec();
-    let stories = STORIES.map(str::to_owned).to_vec();
+    let mut sides = ["off", "auto"].map(|source| Side::with(source, &options));
     let mut rows = Vec::new();
-    for (name, prompts) in [("copies", copies), ("stories", stories)] {
+    for &texts in &options.texts {
         for &streams in &options.streams {
-            rows.push(measure(name, &prompts, streams, &options)?);
+            rows.push(measure(&mut sides, texts, streams, &options)?);
         }
     }
+    let beside = options.beside;
+    let beside = beside.map(|streams| beside_copies(&sides, streams, &options));
     println!(
         "{}",
-        json!({"bench": "speculation", "tokens": options.tokens, "decoding": rows})
+        json!({
+            "bench": "speculation", "tokens": options.tokens, "decoding": rows,
+            "beside": beside.transpose()?,
+        })
     );
     Ok(())
 }
 
-fn measure(name: &str, prompts: &[String], streams: usize, options: &Options) -> Result<Value> {
-    let mut sides = ["off", "auto"].map(|source| Side::with(source, options));
-    for _ in 0..options.rounds {
-        for first in 0..prompts.len() {
-            let bodies = |tokens: u32| {
-                let prompts = prompts.iter().cycle().skip(first).take(streams);
-                let body = |prompt| {
-                    json!({
-                        "prompt": prompt, "max_tokens": tokens, "ignore_eos": true,
-                        "temperature": options.temperature, "seed": 1,
-                    })
-                };
-                prompts.map(body).collect::<Vec<_>>()
-            };
-            let [off, on] = sides.each_mut().map(|side| {
-                side.answers(&bodies(1));
-                side.timed(&bodies(options.tokens), options.tokens)
-            });
-            ensure!(off == on, "answers differ: {off:?} and {on:?}");
-        }
+fn measure(sides: &mut [Side], texts: Texts, streams: usize, options: &Options) -> Result<Value> {
+    let prompts = texts.prompts();
+    for side in &mut *sides {
+        (side.took, side.tokens) = (Duration::ZERO, 0);
     }
-    let [offered, accepted] = settled_drafts(&sides[1].worker.client());
-    let [off, on] = sides.each_ref().map(Side::tokens_per_second);
+    let before = settled_drafts(&sides[1].worker.client());
+    let warming: Vec<_> = prompts.iter().map(|it| options.body(it, 1)).collect();
+    let requests = prompts.iter().cycle().take(prompts.len() * streams);
+    let requests = requests.enumerate().map(|(index, prompt)| {
+        // Streams that all end at the same step would begin together again.
+        let part = 3 + (index * index) as u32 % 5;
+        options.body(prompt, options.tokens * part / 5)
+    });
+    let requests: Vec<_> = requests.collect();
+    for _ in 0..options.rounds {
+        let mut answers = sides.iter_mut().map(|side| {
+            side.answers(&warming, 1);
+            side.timed(&requests, streams)
+        });
+        let (off, on) = (answers.next(), answers.next());
+        ensure!(off == on, "answers differ: {off:?} and {on:?}");
+    }
+    let after = settled_drafts(&sides[1].worker.client());
+    let of_tokens = |at: usize| (after[at] - before[at]) as f64 / sides[1].tokens as f64;
+    let [off, on] = [0, 1].map(|at| sides[at].tokens_per_second());
     Ok(json!({
-        "texts": name,
+        "texts": texts.name(),
         "streams": streams,
         "without, tok/s": (off * 10.0).round() / 10.0,
         "with, tok/s": (on * 10.0).round() / 10.0,
-        "ratio": (on / off * 100.0).round() / 100.0,
-        "drafts per token": (offered as f64 / sides[1].tokens as f64 * 100.0).round() / 100.0,
-        "accepted per token": (accepted as f64 / sides[1].tokens as f64 * 100.0).round() / 100.0,
+        "ratio": rounded(on / off),
+        "drafts per token": rounded(of_tokens(0)),
+        "accepted per token": rounded(of_tokens(1)),
     }))
+}
+
+/// Gaps between tokens of stories without drafts, beside copies that have drafts on the second side.
+fn beside_copies(sides: &[Side], streams: usize, options: &Options) -> Result<Value> {
+    let copies = Texts::Copies.prompts();
+    let stories = Texts::Stories.prompts();
+    let requests = |tokens: u32| {
+        let copies = copies.iter().map(|prompt| (prompt, true));
+        let stories = stories.iter().cycle().take(streams);
+        let all = copies.chain(stories.map(|prompt| (prompt, false)));
+        let requests = all.map(|(prompt, has_drafts)| {
+            let (mut body, named) = (options.body(prompt, tokens), request(prompt, tokens));
+            body["job_id"] = named["job_id"].clone();
+            body["speculation"] = json!(has_drafts);
+            body
+        });
+        requests.collect::<Vec<_>>()
+    };
+    let mut gaps = [Latencies::default(), Latencies::default()];
+    for _ in 0..options.rounds {
+        for (side, gaps) in sides.iter().zip(&mut gaps) {
+            let address = side.worker.client().address;
+            Burst::run(address, &requests(1))?;
+            let mut burst = Burst::run(address, &requests(options.tokens))?;
+            burst.streams.drain(..copies.len());
+            let found = burst.gaps().context("no time at which all streams ran")?;
+            found.each(|gap| gaps.push(gap));
+        }
+    }
+    let [off, on] = gaps;
+    let p99 = |gaps: &Latencies| gaps.quantile(0.99).as_secs_f64();
+    Ok(json!({
+        "streams": streams, "copies": copies.len(),
+        "gaps without": off.summary(), "gaps with": on.summary(),
+        "ratio of p99": rounded(p99(&on) / p99(&off)),
+    }))
+}
+
+fn rounded(ratio: f64) -> f64 {
+    (ratio * 100.0).round() / 100.0
 }
