@@ -96,7 +96,7 @@ fn load(model: &support::Model) -> Result<Loaded, worker_orcd_ipc::Fault> {
             config: &model.config,
             weights: &model.weights(),
             file: None,
-            kept: None,
+            retained: None,
         },
         &options,
         &mut |_, _| (),

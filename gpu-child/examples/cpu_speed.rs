@@ -48,7 +48,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             config: &config,
             weights: &weights,
             file: None,
-            kept: None,
+            retained: None,
         },
         &options,
         &mut |_, _| (),

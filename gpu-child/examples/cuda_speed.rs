@@ -167,7 +167,7 @@ fn main() -> Result<(), BoxError> {
             config: &model.config,
             weights: &model.weights(),
             file: None,
-            kept: None,
+            retained: None,
         },
         &options,
         &mut |_, _| (),

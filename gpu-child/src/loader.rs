@@ -82,7 +82,7 @@ fn load_on(
         model: &model,
         tokenizer: &tokenizer,
         options: &options,
-        kept: kept.as_ref(),
+        retained: kept.as_ref(),
         is_reranker: head.is_some(),
     };
     let draft = draft::load(order, &served, progress)?;
@@ -93,7 +93,7 @@ fn load_on(
         config: &config,
         weights: &weights,
         file: Some(&file),
-        kept,
+        retained: kept,
     };
     let device = device()?;
     let done_before = draft.as_ref().map_or(0, |draft| draft.file_bytes);

@@ -109,7 +109,7 @@ impl Bystander {
 
     /// Sets the number of concurrent streams, with different prompts. Each has to keep its pace.
     #[must_use]
-    pub fn in_company(mut self, streams: usize) -> Self {
+    pub fn among(mut self, streams: usize) -> Self {
         self.company = streams;
         self
     }

@@ -54,7 +54,7 @@ pub fn goes_on_behind_a_death(name: &str, worker: &Worker, path: &'static str, b
     let (mut disturbed, rest) = Answer::begin(&client, path, body, 5);
     worker.kill_child();
     disturbed.extend(rest);
-    assert_eq!(disturbed.told(), calm, "{name}");
+    assert_eq!(disturbed.normalized(), calm, "{name}");
     let reports = worker.crash_reports();
     assert_eq!(reports.len(), 1, "{name}");
     assert_eq!(reports[0]["requests"]["count"], 1, "{name}: in its middle");

@@ -44,7 +44,7 @@ impl Answer {
     pub fn whole(client: &Client, path: &'static str, body: &Value) -> Vec<Value> {
         let (mut answer, stream) = Self::begin(client, path, body, 0);
         answer.extend(stream);
-        answer.told()
+        answer.normalized()
     }
 
     pub fn extend(&mut self, events: impl Iterator<Item = SseEvent>) {
@@ -112,17 +112,17 @@ impl Answer {
 
     /// All events, choice after choice, in normal form: equal for equal requests.
     #[must_use]
-    pub fn told(&self) -> Vec<Value> {
+    pub fn normalized(&self) -> Vec<Value> {
         let mut names = BTreeMap::new();
-        let told = self.events.iter().map(|event| {
+        let events = self.events.iter().map(|event| {
             let mut data = serde_json::from_str(&event.data).unwrap_or_else(|_| json!(event.data));
             let index = data["choices"][0]["index"].as_u64();
             equalize(&mut data, &mut names);
             (index.unwrap_or(u64::MAX), json!([event.name, data]))
         });
-        let mut told: Vec<_> = told.collect();
-        told.sort_by_key(|(index, _)| *index);
-        told.into_iter().map(|(_, event)| event).collect()
+        let mut events: Vec<_> = events.collect();
+        events.sort_by_key(|(index, _)| *index);
+        events.into_iter().map(|(_, event)| event).collect()
     }
 }
 

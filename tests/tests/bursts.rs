@@ -35,7 +35,7 @@ fn kill_each_child_that_delivers(worker: &Worker, bystander: &Bystander) {
 fn outlives_twelve_kills(builder: WorkerBuilder, calm: &[String]) {
     let worker = builder.start();
     let client = worker.client();
-    let bystander = Bystander::new(client.clone(), body()).in_company(STREAMS);
+    let bystander = Bystander::new(client.clone(), body()).among(STREAMS);
     let disturbed: Vec<_> = thread::scope(|scope| {
         let streams = bystander.begin_all().into_iter();
         let readers: Vec<_> = streams.map(|it| scope.spawn(|| it.end())).collect();
@@ -67,7 +67,7 @@ fn outlives_twelve_kills(builder: WorkerBuilder, calm: &[String]) {
 fn twelve_kills_as_soon_as_tokens_flow_again_cost_no_stream_a_byte() {
     let calm: Vec<_> = {
         let worker = Worker::shallow().start();
-        let streams = Bystander::new(worker.client(), body()).in_company(STREAMS);
+        let streams = Bystander::new(worker.client(), body()).among(STREAMS);
         let streams = streams.begin_all().into_iter();
         streams.map(|it| it.end().0).collect()
     };
@@ -83,7 +83,7 @@ fn children_that_die_of_their_own_after_some_tokens_end_no_worker() {
     let worker = Worker::scripted(script.token_interval_ms(1)).start();
     let client = worker.client();
     let bystander = Bystander::new(client.clone(), request("a prompt", TOKENS as u32));
-    let streams = bystander.in_company(STREAMS).begin_all();
+    let streams = bystander.among(STREAMS).begin_all();
     for (place, stream) in streams.into_iter().enumerate() {
         let prompt = match place {
             0 => "a prompt".to_owned(),

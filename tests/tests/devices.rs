@@ -118,7 +118,7 @@ struct Crowd {
 
 impl Crowd {
     fn begin(client: &Client) -> Self {
-        let bystander = Bystander::new(client.clone(), body()).in_company(STREAMS);
+        let bystander = Bystander::new(client.clone(), body()).among(STREAMS);
         let texts = TEXTS.get_or_init(|| {
             let undisturbed = bystander.begin_all().into_iter();
             undisturbed.map(|it| it.end().0).collect()
@@ -189,7 +189,7 @@ fn streams_beside(act: Act) -> (Worker, u64) {
     let client = worker.client();
     children(&client);
     let bystander = Bystander::new(client.clone(), request(CARD_PROMPT, 200));
-    let streams = bystander.in_company(STREAMS).begin_all();
+    let streams = bystander.among(STREAMS).begin_all();
     let recoveries = end_as_scripted(streams, 200);
     assert_eq!(worker.crash_reports().len(), 0, "nobody died by then");
     (worker, recoveries)
@@ -209,7 +209,7 @@ fn a_child_whose_step_ends_late_loses_its_streams_and_takes_new_ones() {
     assert!(recoveries > 0, "it had streams");
     let client = worker.client();
     let before = children(&client);
-    let bystander = Bystander::new(client.clone(), request(CARD_PROMPT, 100)).in_company(STREAMS);
+    let bystander = Bystander::new(client.clone(), request(CARD_PROMPT, 100)).among(STREAMS);
     let streams = begin_on_both(&client, &bystander);
     assert_eq!(end_as_scripted(streams, 100), 0);
     assert_eq!(children(&client), before, "neither has died");
@@ -399,7 +399,7 @@ fn cached(answer: &Value) -> u64 {
 fn the_second_turn_of_a_conversation_goes_where_the_first_is_cached() {
     let worker = two().start();
     let client = worker.client();
-    let other_load = Bystander::new(client.clone(), body()).in_company(2);
+    let other_load = Bystander::new(client.clone(), body()).among(2);
     let mut said = Vec::new();
     for talk in 0..4 {
         let streams = other_load.begin_all();
@@ -466,7 +466,7 @@ fn a_card_that_its_driver_condemns_is_left_out_and_the_other_serves() {
         }
         let [first, second] = children(&client);
         let bystander = Bystander::new(client.clone(), request(CARD_PROMPT, 400));
-        let bystander = bystander.in_company(STREAMS);
+        let bystander = bystander.among(STREAMS);
         let streams = bystander.begin_all();
         wait::until("streams on the second card", || {
             (device(&client, 1)["running"].as_u64() > Some(0)).then_some(())

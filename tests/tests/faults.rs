@@ -142,7 +142,7 @@ fn streams_leave_a_child_that_hangs_before_it_is_given_up() {
         let states = [0, 1].map(|number| client.health()["devices"][number]["state"].clone());
         (states == ["serving", "serving"]).then_some(())
     });
-    let bystander = Bystander::new(client.clone(), request(12, 100)).in_company(4);
+    let bystander = Bystander::new(client.clone(), request(12, 100)).among(4);
     let hung: Vec<_> = bystander.begin_all();
     let ends: Vec<_> = hung.into_iter().map(|stream| stream.end()).collect();
     let recoveries = ends.iter().map(|(_, end)| end["recoveries"].as_u64());

@@ -147,7 +147,7 @@ fn begin(client: &Client, cases: &[Case]) -> Vec<(Answer, EventStream)> {
 fn assert_told(cases: &[Case], expected: &[Vec<Value>], told: Vec<(Answer, EventStream)>) {
     for ((case, expected), (mut answer, stream)) in cases.iter().zip(expected).zip(told) {
         answer.extend(stream);
-        assert_eq!(&answer.told(), expected, "{case:?}");
+        assert_eq!(&answer.normalized(), expected, "{case:?}");
     }
 }
 

@@ -110,7 +110,7 @@ fn random_faults_of_the_machine_and_their_innocents() {
     // Each stream is affected by every death.
     let max_tokens = (DEATHS * GAPS_A_DEATH + GAPS / 3) as u32;
     let bystander = Bystander::new(worker.client(), request("an innocent prompt", max_tokens))
-        .in_company(4)
+        .among(4)
         .that_outlives_deaths();
     bystander.keeps_pace_beside(|| {
         for _ in 0..DEATHS {

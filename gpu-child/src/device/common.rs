@@ -22,7 +22,7 @@ pub struct Source<'a> {
     /// mapping.
     pub file: Option<&'a GgufFile>,
     /// Retained weights of an earlier process.
-    pub kept: Option<RetainedWeights>,
+    pub retained: Option<RetainedWeights>,
 }
 
 /// Options of every device, given when a model is loaded.

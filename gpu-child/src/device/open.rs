@@ -72,7 +72,7 @@ impl OpenDevice {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Placed, Fault> {
         // Retained memory is shared already, and NVIDIA's driver does not export imported memory.
-        let is_new = source.kept.is_none();
+        let is_new = source.retained.is_none();
         Ok(match self {
             Self::Cpu(device) => {
                 let executor = CpuExecutor::load(device, source, &options, progress)?;

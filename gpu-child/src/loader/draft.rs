@@ -25,7 +25,7 @@ pub(super) struct Served<'a> {
     pub model: &'a ModelFacts,
     pub tokenizer: &'a TokenizerFacts,
     pub options: &'a LoadOptions,
-    pub kept: Option<&'a RetainedWeights>,
+    pub retained: Option<&'a RetainedWeights>,
     pub is_reranker: bool,
 }
 
@@ -113,7 +113,7 @@ fn load_from(
         config: &config,
         weights: &weights,
         file: Some(&file),
-        kept: None,
+        retained: None,
     };
     let total = served.model.file_bytes.saturating_add(model.file_bytes);
     let mut progress = |done, _| progress(done, total);
@@ -180,7 +180,7 @@ fn kv_bytes(
     let Some((free, total)) = device.card_memory()? else {
         return Ok(None);
     };
-    let in_place = served.kept.map_or(0, |kept| kept.manifest.bytes);
+    let in_place = served.retained.map_or(0, |kept| kept.manifest.bytes);
     let free = match order.role {
         Role::Active => free + in_place + served.options.lent,
         Role::Standby => total,

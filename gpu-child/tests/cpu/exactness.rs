@@ -243,7 +243,7 @@ fn progress_ends_at_the_whole() {
             config: &model.config,
             weights: &model.weights(),
             file: None,
-            kept: None,
+            retained: None,
         },
         &options(),
         &mut |done, total| {

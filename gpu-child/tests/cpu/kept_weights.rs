@@ -23,7 +23,7 @@ fn take_over(model: &Model, kept: RetainedWeights, threads: u32) -> Result<CpuEx
             config: &model.config,
             weights: &weights,
             file: None,
-            kept: Some(kept),
+            retained: Some(kept),
         },
         &options,
         &mut |_, _| (),

@@ -436,7 +436,7 @@ fn what_experts_need_in_memory_is_known_before_it_is_taken() {
             config: &model.config,
             weights: &model.weights(),
             file: None,
-            kept: None,
+            retained: None,
         },
         &options,
         &mut |_, _| (),

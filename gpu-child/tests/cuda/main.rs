@@ -51,7 +51,7 @@ fn load_with(model: &Model, options: &CudaOptions) -> CudaExecutor {
             config: &model.config,
             weights: &model.weights(),
             file: None,
-            kept: None,
+            retained: None,
         },
         options,
         &mut |_, _| (),

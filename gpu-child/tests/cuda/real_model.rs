@@ -57,7 +57,7 @@ fn smollm2_says_what_llama_cpp_says() {
             config: &config,
             weights: &weights,
             file: Some(&file),
-            kept: None,
+            retained: None,
         },
         &options,
         &mut |_, _| (),

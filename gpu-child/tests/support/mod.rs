@@ -463,7 +463,7 @@ impl Model {
                 config: &self.config,
                 weights: &self.weights(),
                 file: None,
-                kept: None,
+                retained: None,
             },
             options,
             &mut |_, _| (),

@@ -17,18 +17,18 @@ pub struct AnswerRequest {
     pub generation: GenerationRequest,
     /// Further choices.
     pub more: More,
-    pub form: RequestedFormat,
+    pub requested: RequestedFormat,
 }
 
 impl AnswerRequest {
     /// Request for one choice.
     #[must_use]
-    pub fn one(generation: GenerationRequest, form: RequestedFormat) -> Self {
+    pub fn one(generation: GenerationRequest, requested: RequestedFormat) -> Self {
         let more = More::default();
         Self {
             generation,
             more,
-            form,
+            requested,
         }
     }
 }
@@ -42,7 +42,7 @@ pub struct AnswerFormat {
     pub fingerprint: String,
     /// Number of choices.
     pub layout: Layout,
-    pub form: RequestedFormat,
+    pub requested: RequestedFormat,
 }
 
 /// Format that a request asks for.
@@ -140,10 +140,10 @@ impl AnswerFormat {
     #[must_use]
     pub fn repeated_id_bytes(&self, tokens_in: impl IntoIterator<Item = u32>) -> usize {
         let has_ids = matches!(
-            &self.form.api,
+            &self.requested.api,
             Api::OpenAi { kind: OpenAiKind::Completion, options, .. } if options.token_ids
         );
-        if !has_ids || self.form.is_streamed {
+        if !has_ids || self.requested.is_streamed {
             return 0;
         }
         let choices = self.layout.places().zip(tokens_in);
@@ -173,7 +173,7 @@ impl AnswerFormat {
 
     /// Sets the first event for a client that resumes.
     pub fn resume_from(&mut self, first: u64) {
-        if let Api::Responses { from, .. } = &mut self.form.api {
+        if let Api::Responses { from, .. } = &mut self.requested.api {
             *from = first;
         }
     }
@@ -234,7 +234,7 @@ mod tests {
                 created: SystemTime::UNIX_EPOCH + Duration::from_nanos(1_234_567_891_012),
                 fingerprint: "fp_1".to_owned(),
                 layout: Layout { prompts: 1, n: 3 },
-                form: RequestedFormat {
+                requested: RequestedFormat {
                     is_streamed,
                     parsing: Parsing {
                         calls: Some(Syntax::Mistral),
@@ -259,7 +259,7 @@ mod tests {
                 created: SystemTime::UNIX_EPOCH,
                 fingerprint: String::new(),
                 layout: Layout { prompts: 2, n: 3 },
-                form: RequestedFormat {
+                requested: RequestedFormat {
                     is_streamed,
                     parsing: Parsing::default(),
                     api: Api::OpenAi {

@@ -352,7 +352,7 @@ impl Driver {
                 successor,
             } => {
                 self.seats[successor].role = Role::Active;
-                self.observer.crashes.inherit(predecessor, successor);
+                self.observer.crashes.transfer(predecessor, successor);
             }
             Effect::DeviceOut(device) => self.device_out(device),
             Effect::DeviceIn(device) => self.device_in(device),

@@ -98,7 +98,7 @@ impl App {
         let AnswerRequest {
             generation: request,
             more,
-            mut form,
+            mut requested,
         } = request;
         let (created, layout) = (SystemTime::now(), more.layout());
         layout.check(self.engine.most_together(), request.has_logprobs())?;
@@ -107,7 +107,7 @@ impl App {
             let prepared = self.prepare_echoed(model, input, request.echo, request.truncate);
             let prompt = prepared.await?;
             if prompt.opens_thinking {
-                form.parsing.open_thinking();
+                requested.parsing.open_thinking();
             }
             prompts.push(prompt);
         }
@@ -115,14 +115,14 @@ impl App {
             .prediction
             .filter(|_| !request.params.without_drafts);
         let prediction = self.predict(model, of_drafts).await;
-        let parsing = form.parsing.clone();
+        let parsing = requested.parsing.clone();
         let grammar = self.hold(model, request.structure, &parsing).await?;
         let format = AnswerFormat {
             correlation_id: asker.correlation.0.clone(),
             created,
             fingerprint: model.fingerprint(),
             layout,
-            form,
+            requested,
         };
         let tokens = |it: Place| prompts[it.prompt].tokens.len() as u32;
         let room = respond::room_for_ids(self, &format, layout.places().map(tokens))?;
@@ -147,8 +147,8 @@ impl App {
             ..NewRequest::default()
         };
         let context = model.max_sequence_tokens;
-        let form = &format.form;
-        let ask = |it: Place| of_choice(&common, it, form, &prompts[it.prompt], context);
+        let requested = &format.requested;
+        let ask = |it: Place| of_choice(&common, it, requested, &prompts[it.prompt], context);
         let _entering = entering(asker.connection.as_ref()).await;
         let submitted = self.engine.submit(layout.places().map(ask).collect());
         let streams = submitted.map_err(|it| refused(it, &answer, &asker.correlation))?;
@@ -197,7 +197,7 @@ fn lost() -> ApiError {
 fn of_choice(
     common: &NewRequest,
     choice: Place,
-    form: &RequestedFormat,
+    requested: &RequestedFormat,
     prompt: &Encoded,
     context: u32,
 ) -> NewRequest {
@@ -213,7 +213,7 @@ fn of_choice(
         echo: prompt.echo,
         prompt_logprobs: common
             .prompt_logprobs
-            .filter(|_| form.lists_prompt_at(choice.index)),
+            .filter(|_| requested.lists_prompt_at(choice.index)),
         params: Arc::new(GenerationParams {
             sampling: choice.sampling(common.params.sampling),
             max_tokens: common.params.max_tokens.min(room),

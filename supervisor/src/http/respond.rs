@@ -60,14 +60,14 @@ pub async fn respond(
         created: created_at,
         fingerprint,
         layout,
-        form,
+        requested,
         ..
     } = format;
     let RequestedFormat {
         is_streamed,
         parsing,
         api,
-    } = form;
+    } = requested;
     let first = accepted.first();
     let id = first.map_or("", |it| it.stream.answer()).to_owned();
     let model = app.model_id.clone();
@@ -253,7 +253,7 @@ mod tests {
             created: SystemTime::UNIX_EPOCH,
             fingerprint: String::new(),
             layout,
-            form: RequestedFormat {
+            requested: RequestedFormat {
                 is_streamed: false,
                 parsing: Parsing::default(),
                 api: Api::OpenAi {

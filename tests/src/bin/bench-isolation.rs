@@ -116,7 +116,7 @@ impl Bare {
                 config: &config,
                 weights: &weights,
                 file: None,
-                kept: None,
+                retained: None,
             },
             &options,
             &mut |_, _| {},

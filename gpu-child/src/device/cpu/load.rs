@@ -40,11 +40,14 @@ pub fn load(
     let tensors = source.weights.try_map(&mut placement)?;
     let max_tokens = options.batch_tokens();
     let scratch_bytes = Scratch::bytes_for(config, max_tokens);
-    let in_place = source.kept.as_ref().map_or(0, |kept| kept.manifest.bytes);
+    let in_place = source
+        .retained
+        .as_ref()
+        .map_or(0, |kept| kept.manifest.bytes);
     let fixed = placement.layout.bytes() + scratch_bytes + options.beside.promised;
     let pages = kv_pages(&layout, options, fixed, in_place)?;
 
-    let (arena, manifest) = match source.kept {
+    let (arena, manifest) = match source.retained {
         Some(kept) => placement.attach(kept, &device.pool, progress)?,
         None => placement.fill(&device.pool, progress)?,
     };

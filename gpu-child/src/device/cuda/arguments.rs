@@ -9,7 +9,7 @@ pub const PAGES_AT_ONCE: usize = constant!("kv_pages.cu", PAGES_AT_ONCE);
 /// Positions after which a page may be sealed.
 pub const SEAL_EVERY: usize = constant!("kv_pages.cu", SEAL_EVERY);
 /// What a page holds.
-pub const KEYS_OF_WHOLE: u8 = constant!("kv_pages.cu", KEYS_OF_WHOLE) as u8;
+pub const KEYS_OF_FULL: u8 = constant!("kv_pages.cu", KEYS_OF_WHOLE) as u8;
 pub const KEYS_OF_SLIDING: u8 = constant!("kv_pages.cu", KEYS_OF_NEAR) as u8;
 pub const STATES: u8 = constant!("kv_pages.cu", STATES) as u8;
 /// Inputs of a step, each with its own destination.

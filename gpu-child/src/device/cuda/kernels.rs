@@ -5,7 +5,7 @@
 use super::architectures::{self, ComputeCapability};
 pub use super::arguments::{
     AdoptPagesArgs, ArgmaxArgs, BoundArgs, ChecksumArgs, DrawnTokens, EmbedArgs, GatedRowsArgs,
-    INPUTS, KEYS_OF_SLIDING, KEYS_OF_WHOLE, MatmulArgs, PAGES_AT_ONCE, PageShape, Part, RepackArgs,
+    INPUTS, KEYS_OF_FULL, KEYS_OF_SLIDING, MatmulArgs, PAGES_AT_ONCE, PageShape, Part, RepackArgs,
     Row, RowArgs, SEAL_EVERY, STATES, SampleArgs, SampleRow, ScatterInputsArgs, SealPagesArgs,
     SoftcapArgs, TokensToHostArgs, WideArgs,
 };

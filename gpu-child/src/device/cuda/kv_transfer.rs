@@ -8,7 +8,7 @@ use super::CudaExecutor;
 use super::context::{Context, StreamEvent};
 use super::driver_thread::OtherKv;
 use super::kernels::{
-    AdoptPagesArgs, Geometry, KEYS_OF_SLIDING, KEYS_OF_WHOLE, Kernel, Module, PAGES_AT_ONCE,
+    AdoptPagesArgs, Geometry, KEYS_OF_FULL, KEYS_OF_SLIDING, Kernel, Module, PAGES_AT_ONCE,
     PageShape, SEAL_EVERY, STATES, SealPagesArgs,
 };
 use super::kv::KvCache;
@@ -262,7 +262,7 @@ fn is_part(tokens: u32) -> bool {
 fn kind_of(kv: &KvCache, group: u32) -> u8 {
     let (group, whole) = (group as usize, kv.full_groups());
     match group {
-        _ if group < whole => KEYS_OF_WHOLE,
+        _ if group < whole => KEYS_OF_FULL,
         _ if group < kv.page_groups().attention => KEYS_OF_SLIDING,
         _ => STATES,
     }

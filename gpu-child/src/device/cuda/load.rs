@@ -85,11 +85,14 @@ pub fn load(
         each: Scratch::bytes_for(config, largest) + DecodeStep::words_bytes(config) as u64,
         page: layout.shape.page_bytes(),
         sequence: layout.sequence_pages(&options.load),
-        in_place: source.kept.as_ref().map_or(0, |kept| kept.manifest.bytes),
+        in_place: source
+            .retained
+            .as_ref()
+            .map_or(0, |kept| kept.manifest.bytes),
     };
     let room = kv_room(&device.context, options, needs)?;
 
-    let (arena, manifest) = match source.kept {
+    let (arena, manifest) = match source.retained {
         Some(kept) => placement.attach(&device, kept)?,
         None => placement.fill(&device, source.file, &tables, progress)?,
     };

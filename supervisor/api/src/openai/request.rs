@@ -164,7 +164,7 @@ fn read(
         prompts: prompts.collect(),
         n,
     };
-    let form = form(kind, (is_streamed, options), parsing, structure.as_ref());
+    let requested = requested_format(kind, (is_streamed, options), parsing, structure.as_ref());
     let job_id = format!("{}{}", kind.id_prefix(), Uuid::new_v4().simple());
     let generation = GenerationRequest {
         stop,
@@ -179,11 +179,11 @@ fn read(
     Ok(AnswerRequest {
         generation,
         more,
-        form,
+        requested,
     })
 }
 
-fn form(
+fn requested_format(
     kind: Kind,
     (is_streamed, options): (bool, OpenAiOptions),
     parsing: Parsing,

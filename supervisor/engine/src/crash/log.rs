@@ -155,7 +155,7 @@ impl CrashLog {
     // === successor ===
 
     /// Moves the open deaths of a seat to the seat that takes over its requests.
-    pub(crate) fn inherit(&mut self, of: SeatId, successor: SeatId) {
+    pub(crate) fn transfer(&mut self, of: SeatId, successor: SeatId) {
         for death in &mut self.deaths {
             if death.seat == of && death.successor.ready_at.is_none() {
                 Arc::make_mut(death).seat = successor;

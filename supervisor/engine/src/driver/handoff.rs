@@ -129,7 +129,7 @@ fn terms(settings: &EngineSettings, device: DeviceId) -> Terms {
 
 impl Driver {
     /// Continues from another driver's handoff state. Called before the first turn.
-    pub(super) fn inherit(
+    pub(super) fn restore(
         &mut self,
         previous: PreviousEngine,
         controls: WeakUnboundedSender<Control>,

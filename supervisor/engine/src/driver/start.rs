@@ -54,7 +54,7 @@ pub fn start(settings: EngineSettings, mut previous: PreviousEngine, spawner: &S
         spawner,
         handoff,
     );
-    driver.inherit(previous, controls.downgrade());
+    driver.restore(previous, controls.downgrade());
     tokio::spawn(driver.run());
     Engine::new(shared, controls, milestones)
 }

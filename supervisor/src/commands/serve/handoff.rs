@@ -295,7 +295,7 @@ impl Predecessor {
         requests.retain(|request| {
             let format = AnswerFormat::read(&request.format);
             let answer = request.part_of.as_ref().unwrap_or(&request.job_id);
-            format.is_some_and(|it| it.form.is_streamed) || connected(answer)
+            format.is_some_and(|it| it.requested.is_streamed) || connected(answer)
         });
         PreviousEngine { handoff, requests }
     }

@@ -83,8 +83,8 @@ fn claude_code() -> Value {
 fn what_claude_code_sends_is_taken() {
     let request = read_with(&claude_code()).unwrap();
     let generation = request.generation;
-    assert!(request.form.is_streamed && generation.job_id.starts_with("msg_"));
-    assert_eq!(request.form.parsing, terms().chat.parsing);
+    assert!(request.requested.is_streamed && generation.job_id.starts_with("msg_"));
+    assert_eq!(request.requested.parsing, terms().chat.parsing);
     // More than the context has room for. It is cut later, when the prompt's length is known.
     assert_eq!(generation.params.max_tokens, 32000);
     assert_eq!(generation.thinking.unwrap().tokens, 31999);
@@ -149,9 +149,9 @@ fn a_request_that_only_counts_has_the_same_prompt() {
 #[test]
 fn what_is_absent_is_as_the_model_has_it() {
     let request = read_with(&json!({})).unwrap();
-    assert!(!request.form.is_streamed);
+    assert!(!request.requested.is_streamed);
     // A request without tools needs no parser of calls.
-    assert_eq!(request.form.parsing.calls, None);
+    assert_eq!(request.requested.parsing.calls, None);
     assert_eq!(request.generation.stop, Vec::<String>::new());
     let expected = Sampling {
         seed: request.generation.params.sampling.seed,

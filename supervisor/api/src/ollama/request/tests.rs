@@ -53,7 +53,7 @@ fn generate(body: Value) -> Result<AnswerRequest, String> {
 #[test]
 fn options_are_sampling_and_the_length_of_the_answer() {
     let nothing = chat(json!({})).unwrap();
-    assert!(nothing.form.is_streamed);
+    assert!(nothing.requested.is_streamed);
     assert_eq!(nothing.generation.params.max_tokens, 300);
     let given = chat(json!({"stream": false, "options": {
         "temperature": 0.5, "top_k": 40, "top_p": 0.9, "min_p": 0.1, "seed": 7, "repeat_penalty": 1.1,
@@ -61,7 +61,7 @@ fn options_are_sampling_and_the_length_of_the_answer() {
         "num_ctx": 600, "use_mmap": null, "mirostat": null,
     }}));
     let given = given.unwrap();
-    assert!(!given.form.is_streamed);
+    assert!(!given.requested.is_streamed);
     let expected = Sampling {
         temperature: 0.5,
         top_k: 40,
@@ -151,7 +151,7 @@ fn a_prompt_is_a_message_unless_it_is_raw() {
     );
     let raw = generate(json!({"raw": true})).unwrap();
     assert_eq!(raw.generation.input, Input::Prompt("Hi".to_owned()));
-    assert_eq!(raw.form.parsing, Parsing::default());
+    assert_eq!(raw.requested.parsing, Parsing::default());
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn a_conversation_has_calls_and_their_results() {
         "tools": [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}],
     });
     let asked = chat(body).unwrap();
-    assert_eq!(asked.form.parsing, MODEL.chat.parsing_of(Some("[]")));
+    assert_eq!(asked.requested.parsing, MODEL.chat.parsing_of(Some("[]")));
     let Input::Chat(Chat { conversation, .. }) = asked.generation.input else {
         panic!("a conversation");
     };

@@ -34,9 +34,9 @@ fn chat(extra: &Value) -> Result<AnswerRequest, String> {
 }
 
 fn options(request: &AnswerRequest) -> OpenAiOptions {
-    match request.form.api {
-        Api::OpenAi { options, .. } if request.form.is_streamed => options,
-        _ => panic!("{:?}", request.form),
+    match request.requested.api {
+        Api::OpenAi { options, .. } if request.requested.is_streamed => options,
+        _ => panic!("{:?}", request.requested),
     }
 }
 

@@ -25,7 +25,7 @@ fn read_body(body: &Value) -> Result<AnswerRequest, Value> {
 }
 
 fn echo_of(request: &AnswerRequest) -> &Echo {
-    match &request.form.api {
+    match &request.requested.api {
         Api::Responses { echo, .. } => echo,
         other => panic!("{other:?}"),
     }
@@ -67,7 +67,7 @@ fn codex_is_served() {
     let mut body = codex();
     body.as_object_mut().unwrap().remove("model");
     let request = read_body(&body).unwrap();
-    assert!(request.form.is_streamed && !echo_of(&request).parallel_tool_calls);
+    assert!(request.requested.is_streamed && !echo_of(&request).parallel_tool_calls);
     let Input::Chat(Chat {
         field: "input",
         conversation,

@@ -245,7 +245,7 @@ fn a_death_is_of_the_device_on_which_the_child_computed_whoever_takes_over() {
     let (mut log, clock) = (log(), Clock::new());
     reaped(&mut log, SEAT, 1, clock.reaping(0, 0));
     log.noticed(ELSEWHERE, Generation(2), clock.at(1), "serving");
-    log.inherit(ELSEWHERE, SEAT);
+    log.transfer(ELSEWHERE, SEAT);
     reaped(&mut log, SEAT, 2, clock.reaping(2, 0));
     let device = |generation| report(&log, generation)["device"].clone();
     assert_eq!(device(1), json!({"number": 0, "id": "cuda:0"}));
