@@ -27,7 +27,7 @@ pub use common::manifest::RetainedWeights;
 pub use common::{Beside, LoadOptions, Source};
 pub use kv_geometry::{KvGeometry, KvGroups, PageId, SlidingGroups};
 pub use kv_transfer::{KvTransfer, PageCopy, PagePart};
-pub(crate) use open::OpenDevice;
+pub(crate) use open::{OpenDevice, Placed};
 pub use worker_orcd_sampler::SampleWork;
 
 /// Bytes of a KV cache in which each of so many sequences has a page of each block and group: for tools without a scheduler,
@@ -153,6 +153,15 @@ pub trait Executor: Any + Send {
     /// # Errors
     /// A [`Fault`]: the memory is not available.
     fn promote(&mut self) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    /// Frees the memory of the model, before the executor is dropped: mapped memory of a card is not freed by that. Nothing is
+    /// computed afterwards.
+    ///
+    /// # Errors
+    /// A [`Fault`]: the device is unusable and the child must end.
+    fn release(&mut self) -> Result<(), Fault> {
         Ok(())
     }
 

@@ -98,12 +98,13 @@ where
         let fault_injector = fault_injector(&mut *loaded.executor);
         make_ready(&rules, &device, shares_kv, fault_injector)?;
         // A step is that of one of both executors.
-        loaded.draft = loaded.draft.map(|draft| {
+        let armed = |draft: LoadedDraft| {
             let (inner, rules) = (draft.executor, rules.clone());
             let wire = Arc::clone(&wire);
             let executor = Box::new(FaultyExecutor::new(inner, rules, generation, wire));
             LoadedDraft { executor, ..draft }
-        });
+        };
+        loaded.draft = loaded.draft.map(|draft| draft.map(armed));
         let inner = loaded.executor;
         loaded.executor = Box::new(FaultyExecutor::new(inner, rules, generation, wire));
         Ok(loaded)

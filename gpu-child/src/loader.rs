@@ -76,7 +76,7 @@ fn load_on(
     let kept = kept_weights(order, fd_socket)?;
     let other = other_kv(order, fd_socket)?;
     let late_fd_socket = late_fd_socket(order, fd_socket)?;
-    let mut options = load_options(order, sequence_tokens, other.as_ref(), &model.name);
+    let options = load_options(order, sequence_tokens, other.as_ref(), &model.name);
     let served = draft::Served {
         config: &config,
         model: &model,
@@ -86,19 +86,14 @@ fn load_on(
         is_reranker: head.is_some(),
     };
     let draft = draft::load(order, &served, progress)?;
-    if let Some(draft) = &draft {
-        options.beside = draft.beside;
-    }
     let source = Source {
         config: &config,
         weights: &weights,
         file: Some(&file),
         retained: kept,
     };
-    let device = device()?;
-    let done_before = draft.as_ref().map_or(0, |draft| draft.file_bytes);
-    let mut progress = |done, total| progress(done_before + done, done_before + total);
-    let mut placed = device.load(source, order, options, &mut progress)?;
+    let (mut placed, draft) =
+        draft::load_beside(draft, device()?, source, (order, options), progress)?;
     if let Some(fd_socket) = fd_socket {
         if order.model_file == ModelFile::AtPath {
             for file in file.files() {
@@ -120,7 +115,7 @@ fn load_on(
         suppressed,
         rank_head: head,
         max_sequence_tokens: sequence_tokens,
-        draft: draft.map(|draft| draft.loaded),
+        draft,
         adopts_from,
         late_fd_socket,
     })

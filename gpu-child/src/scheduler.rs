@@ -155,9 +155,11 @@ impl Scheduler {
         }
     }
 
-    /// Sets what drafts of the next steps cost; at first nothing.
-    pub fn set_draft_costs(&mut self, costs: DraftCosts) {
+    /// Sets what drafts of the next steps cost, and a step of the draft model; at first nothing.
+    pub fn set_draft_costs(&mut self, costs: DraftCosts, step_costs: DraftCosts) {
         self.draft_costs = costs;
+        let model = self.draft_model.as_mut();
+        model.into_iter().for_each(|it| it.step_costs = step_costs);
     }
 
     /// Adds a draft model with these pages.
@@ -167,10 +169,9 @@ impl Scheduler {
         self
     }
 
-    /// Sets what a step of the draft model costs; at first nothing.
-    pub fn set_draft_step_costs(&mut self, costs: DraftCosts) {
-        let model = self.draft_model.as_mut();
-        model.into_iter().for_each(|it| it.step_costs = costs);
+    /// Removes the draft model: the next plan drops its drafts, and sequences go on without.
+    pub fn remove_draft_model(&mut self) {
+        self.draft_model = None;
     }
 
     /// True if the draft model may have work before the next step. That step then is not launched ahead.

@@ -69,7 +69,8 @@ pub struct Loaded {
     pub rank_head: Option<RankHead>,
     /// Maximum tokens of one request, prompt plus completion.
     pub max_sequence_tokens: u32,
-    pub draft: Option<LoadedDraft>,
+    /// The ordered draft model, or the reason for which the child serves without it.
+    pub draft: Option<Result<LoadedDraft, String>>,
     /// Child with a KV cache from which sealed pages may be adopted.
     pub adopts_from: Option<Generation>,
     /// Socket over which KV caches of other devices' children arrive.

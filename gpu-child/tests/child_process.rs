@@ -1,5 +1,7 @@
 //! The real binary, over a real socket, with a tiny model on the CPU device.
 
+#[path = "child_process/drafting.rs"]
+mod drafting;
 #[path = "child_process/grammars.rs"]
 mod grammars;
 

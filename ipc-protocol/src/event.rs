@@ -38,6 +38,8 @@ pub enum Event {
     Goodbye,
     /// The logits trace cannot be written; the child continues without it. Sent at most once.
     TraceStopped { message: String },
+    /// The ordered draft model is out of use; the child serves without it. Sent at most once, after [`Ready`](Self::Ready).
+    DraftModelStopped { message: String },
 }
 
 /// Milliseconds between two heartbeats. Each carries the age of the step in progress, so a step deadline is detected at most
@@ -79,7 +81,7 @@ pub struct ReadyReport {
     /// True if the child, as a standby, copies sealed pages before their requests arrive
     /// ([`Command::CopyAhead`](crate::Command::CopyAhead)).
     pub copies_ahead: bool,
-    /// Name of the draft model. `None`: there is none.
+    /// Name of the draft model. `None`: none was ordered, or [`DraftModelStopped`](Event::DraftModelStopped) follows.
     pub draft_model: Option<String>,
 }
 

@@ -81,4 +81,4 @@ pub use vocabulary::Vocabulary;
 
 /// Version of the protocol. The [`Preamble`] carries it outside bincode, so that peers with incompatible messages can still
 /// compare it.
-pub const PROTOCOL_VERSION: u16 = 31;
+pub const PROTOCOL_VERSION: u16 = 32;

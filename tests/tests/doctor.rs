@@ -154,6 +154,11 @@ fn a_model_is_read_as_far_as_its_header_says_by_a_child() {
     fs::write(&stump, &fs::read(real_model()).unwrap()[..2 << 20]).unwrap();
     Said::with(&["--model", stump.to_str().unwrap()]).refuses("model", "past");
     Said::with(&["--model", "nope.gguf"]).refuses("model", "worker-orcd pull");
+    let draft = |path: &str| Said::with(&["--draft-model", path]);
+    draft(stump.to_str().unwrap()).refuses("draft model", "past");
+    draft("nope.gguf").refuses("draft model", "worker-orcd pull");
+    let model = real_model();
+    draft(model.to_str().unwrap()).likes("draft model", "llama");
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! Speculative decoding with a draft model, through the real programs: answers are those without it, also when a child or a
 //! supervisor is replaced in their middle, and its drafts are accepted.
 
-use crate::speculation::{COMPLETIONS, completion, content, details, requests, with};
+use crate::speculation::{COMPLETIONS, content, details, requests, with};
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::fs;
 use worker_orcd_tests::client::Client;
@@ -187,25 +188,109 @@ fn a_fault_in_a_step_of_the_draft_model_is_a_death_like_any_other() {
     assert!(worker.generation() > Some(1));
 }
 
-/// A later child serves without a draft model that is not there any more.
+/// The reason for which a child serves without the draft model.
+fn impairment(client: &Client) -> Option<String> {
+    let impaired = client.health()["impaired"].clone();
+    let mut impaired = impaired.as_array()?.iter();
+    let found = impaired.find(|it| it["what"] == "draft_model")?;
+    found["because"].as_str().map(str::to_owned)
+}
+
+fn wait_impaired(worker: &Worker) -> String {
+    wait::until("the impairment", || impairment(&worker.client()))
+}
+
+/// A later child or a standby serves without a draft model that is not there any more, and says so.
 #[test]
 fn a_draft_model_that_is_gone_costs_no_stream() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let draft = dir.path().join("draft.gguf");
-    fs::copy(shallow_model(), &draft).expect("there is room for a copy");
-    let worker = Worker::shallow()
-        .arg("--draft-model", draft.display())
-        .start();
-    let body = completion(&json!({"temperature": 0}));
-    let expected = content(&worker.client(), COMPLETIONS, &body);
-    fs::remove_file(&draft).expect("it is ours");
-    worker.kill_child();
-    wait::until("the next child", || {
+    let body = story(&json!({"temperature": 0, "stream": true}));
+    let expected = streamed(&Worker::shallow().start(), &body, |_| ());
+    for has_standby in [false, true] {
+        fs::copy(shallow_model(), &draft).expect("there is room for a copy");
+        let worker = Worker::shallow().arg("--draft-model", draft.display());
+        let worker = match has_standby {
+            true => worker.flag("--standby").start(),
+            false => worker.start(),
+        };
+        if has_standby {
+            wait::until("a standby", || {
+                let health = worker.client().health();
+                (health["standby"]["child"]["draft_model"].is_string()).then_some(())
+            });
+        }
+        assert_eq!(impairment(&worker.client()), None);
+        assert!(worker.client().health()["child"]["draft_model"].is_string());
+        fs::remove_file(&draft).expect("it is ours");
+        // The standby has loaded it before, and the next standby finds it gone.
+        let text = streamed(&worker, &body, |worker| worker.kill_child());
+        assert_eq!(text, expected);
+        let reason = wait_impaired(&worker);
+        assert!(reason.contains("draft.gguf: No such file"), "{reason}");
         let health = worker.client().health();
-        let serves = health["state"] == "serving" && worker.generation() > Some(1);
-        (serves && health["model"]["draft_model"].is_null()).then_some(())
-    });
+        assert_eq!(health["model"]["draft_model"].is_string(), has_standby);
+        assert_eq!(health["status"], "healthy");
+        assert_eq!(
+            worker.crash_reports().len(),
+            1,
+            "one death, that was ordered"
+        );
+        assert_eq!(streamed(&worker, &body, |_| ()), expected);
+        if has_standby {
+            continue;
+        }
+        // The next supervisor of the same child knows it too, and needs the file itself.
+        fs::copy(shallow_model(), &draft).expect("there is room for a copy");
+        let programs = worker.log.events("ready").len();
+        worker_orcd_tests::process::signal(worker.pid(), Signal::SIGUSR2);
+        wait::until("the next supervisor", || {
+            (worker.log.events("ready").len() > programs).then_some(())
+        });
+        let reason = wait_impaired(&worker);
+        assert!(reason.contains("draft.gguf: No such file"), "{reason}");
+    }
+}
+
+/// Text of a stream in whose middle something happens.
+fn streamed(worker: &Worker, body: &Value, happens: impl FnOnce(&Worker)) -> String {
+    let client = worker.client();
+    let mut events = client.stream(COMPLETIONS, body).map(|it| it.data);
+    let mut all: Vec<String> = events.by_ref().take(2).collect();
+    happens(worker);
+    all.extend(events);
+    let chunks = all.iter().filter(|data| *data != "[DONE]");
+    let chunks = chunks.map(|data| serde_json::from_str::<Value>(data).expect("JSON"));
+    let texts = chunks.filter_map(|it| it["choices"][0]["text"].as_str().map(str::to_owned));
+    texts.collect()
+}
+
+/// Its last norm has no numbers. No child dies, and no request is suspected.
+#[test]
+fn a_draft_model_whose_logits_are_not_finite_is_given_up_and_named() {
+    let twins = Twins::new();
+    let body = story(&json!({"temperature": 0}));
+    let expected = content(&twins.plain().start().client(), COMPLETIONS, &body);
+    let mut bytes = fs::read(&twins.draft).expect("the file is ours");
+    let header = worker_orcd_gpu::model::gguf::parse(&bytes).expect("it is a model");
+    let norm = header.tensor("output_norm.weight").expect("a norm").data;
+    let start = norm.as_ptr().addr() - bytes.as_ptr().addr();
+    let norm = start..start + norm.len();
+    let not_finite = f32::NAN.to_le_bytes();
+    bytes[norm]
+        .chunks_exact_mut(4)
+        .for_each(|it| it.copy_from_slice(&not_finite));
+    fs::write(&twins.draft, bytes).expect("the file is ours");
+    let worker = twins.drafting().start();
     assert_eq!(content(&worker.client(), COMPLETIONS, &body), expected);
+    let reason = wait_impaired(&worker);
+    assert!(reason.contains("its logits are not finite"), "{reason}");
+    assert_eq!(content(&worker.client(), COMPLETIONS, &body), expected);
+    let health = worker.client().health();
+    assert_eq!(health["model"]["draft_model"], Value::Null);
+    assert_eq!(health["faults"]["deaths_by_cause"], json!({}));
+    assert_eq!(health["faults"]["probations"], 0);
+    assert_eq!(worker.generation(), Some(1));
 }
 
 #[test]

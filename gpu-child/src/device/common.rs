@@ -55,6 +55,22 @@ pub struct Beside {
     pub taken: u64,
     /// Part that is allocated later.
     pub promised: u64,
+    /// The other executor is given up rather than a KV cache whose pages a next process can adopt.
+    pub gives_way: bool,
+}
+
+impl Source<'_> {
+    /// The same model, for a second attempt.
+    ///
+    /// # Errors
+    /// If no descriptor is left.
+    pub fn try_clone(&self) -> std::io::Result<Self> {
+        let kept = self.retained.as_ref();
+        Ok(Self {
+            retained: kept.map(RetainedWeights::try_clone).transpose()?,
+            ..*self
+        })
+    }
 }
 
 impl LoadOptions {

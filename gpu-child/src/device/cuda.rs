@@ -258,6 +258,10 @@ impl Executor for CudaExecutor {
         self.rank.take_memory()
     }
 
+    fn release(&mut self) -> Result<(), Fault> {
+        self.rank.free_mapped()
+    }
+
     fn kv_transfer(&mut self) -> Option<&mut dyn KvTransfer> {
         self.kv_sharing.is_some().then_some(self as _)
     }

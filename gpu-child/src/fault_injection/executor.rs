@@ -100,6 +100,10 @@ impl Executor for FaultyExecutor {
         self.inner.promote()
     }
 
+    fn release(&mut self) -> Result<(), Fault> {
+        self.inner.release()
+    }
+
     fn kv_transfer(&mut self) -> Option<&mut dyn KvTransfer> {
         self.inner.kv_transfer()
     }

@@ -1,12 +1,12 @@
 //! Load of a draft model beside the served one, before it: the served model's KV cache takes the memory that is left.
 //!
 //! The draft model must have the tokens of the served one, because its drafts are token ids. Its file is opened at its path in
-//! every child. A later child serves without a draft model that it cannot load, since streams continue without drafts as well;
-//! the first one is refused.
+//! every child. A later child serves without a draft model that it cannot load, or that leaves too little memory to the served
+//! one, since streams continue without drafts as well; in the first child that is a fault.
 
 use super::fault;
 use crate::device::{
-    Beside, Executor, LoadOptions, OpenDevice, RetainedWeights, Source, sequence_kv_bytes,
+    Beside, Executor, LoadOptions, OpenDevice, Placed, RetainedWeights, Source, sequence_kv_bytes,
 };
 use crate::model::{GgufFile, ModelConfig, ModelWeights, model_facts, rank_head, tokenizer_facts};
 use crate::serve::{LoadedDraft, Progress};
@@ -31,13 +31,13 @@ pub(super) struct Served<'a> {
 
 /// A loaded draft model, and the memory that it takes from the served one.
 pub(super) struct Draft {
-    pub loaded: LoadedDraft,
-    pub beside: Beside,
+    loaded: LoadedDraft,
+    beside: Beside,
     /// Bytes of its tensors in the file.
-    pub file_bytes: u64,
+    file_bytes: u64,
 }
 
-/// Loads the ordered draft model, if there is one.
+/// Loads the ordered draft model, if there is one; or the reason for which a later child serves without it.
 ///
 /// # Errors
 /// If the first child cannot load it, or the device fails.
@@ -45,22 +45,111 @@ pub(super) fn load(
     order: &LoadOrder,
     served: &Served<'_>,
     progress: Progress<'_>,
-) -> Result<Option<Draft>, Fault> {
+) -> Result<Option<Result<Draft, String>>, Fault> {
     let Some(path) = &order.draft_model else {
         return Ok(None);
     };
-    let loaded = load_from(Path::new(path), order, served, progress);
-    let is_first = order.model_file == ModelFile::AtPath;
-    match loaded {
-        Err(
-            fault @ (Fault::ModelLoad { .. }
-            | Fault::InsufficientMemory { .. }
-            | Fault::OutOfMemory { .. }),
-        ) if !is_first => {
-            eprintln!("worker-orcd-gpu: serves without a draft model: {fault}");
-            Ok(None)
+    match load_from(Path::new(path), order, served, progress) {
+        Err(fault) if is_dispensable(order) && lets_go_on(&fault) => Ok(Some(Err(left_out(fault)))),
+        loaded => loaded.map(|draft| Some(Ok(draft))),
+    }
+}
+
+/// Loads the served model beside the draft model. A later child without memory for both gives the draft model up.
+///
+/// # Errors
+/// If the served model cannot be loaded.
+pub(super) fn load_beside(
+    draft: Option<Result<Draft, String>>,
+    device: OpenDevice,
+    source: Source<'_>,
+    (order, options): (&LoadOrder, LoadOptions),
+    progress: Progress<'_>,
+) -> Result<(Placed, Option<Result<LoadedDraft, String>>), Fault> {
+    let mut draft = match draft {
+        Some(Ok(draft)) => draft,
+        none => {
+            let placed = device.load(source, order, options, &mut |done, total| {
+                progress(done, total);
+            })?;
+            return Ok((placed, none.map(|it| it.map(|draft| draft.loaded))));
         }
-        loaded => loaded.map(Some),
+    };
+    let again = match is_dispensable(order) {
+        true => Some(source.try_clone().map_err(|error| Fault::Io {
+            message: format!("a descriptor of retained weights: {error}"),
+        })?),
+        false => None,
+    };
+    let done_before = draft.file_bytes;
+    let mut progress = |done, total| progress(done_before + done, done_before + total);
+    let both = draft.beside(options.clone());
+    let fault = match device.load(source, order, both, &mut progress) {
+        Ok(placed) => return Ok((placed, Some(Ok(draft.loaded)))),
+        Err(fault) => draft.named_beside(fault),
+    };
+    let Some(again) = again.filter(|_| is_shortage(&fault)) else {
+        return Err(fault);
+    };
+    draft.loaded.executor.release()?;
+    drop(draft);
+    let placed = OpenDevice::open(order)?.load(again, order, options, &mut progress)?;
+    Ok((placed, Some(Err(left_out(fault)))))
+}
+
+/// A later child serves without a draft model, if need be.
+fn is_dispensable(order: &LoadOrder) -> bool {
+    order.model_file != ModelFile::AtPath
+}
+
+/// The device can go on.
+fn lets_go_on(fault: &Fault) -> bool {
+    is_shortage(fault) || matches!(fault, Fault::ModelLoad { .. })
+}
+
+fn is_shortage(fault: &Fault) -> bool {
+    matches!(
+        fault,
+        Fault::InsufficientMemory { .. } | Fault::OutOfMemory { .. }
+    )
+}
+
+/// Reason for which a child serves without a draft model.
+fn left_out(fault: Fault) -> String {
+    let reason = match fault {
+        Fault::ModelLoad { message } => message,
+        other => other.to_string(),
+    };
+    eprintln!("worker-orcd-gpu: serves without a draft model: {reason}");
+    reason
+}
+
+impl Draft {
+    /// Options of the served model beside this one.
+    fn beside(&self, options: LoadOptions) -> LoadOptions {
+        LoadOptions {
+            model: format!("{} beside {}", options.model, self.described()),
+            beside: self.beside,
+            ..options
+        }
+    }
+
+    /// A fault of the served model's load, in which allocations do not name this one.
+    fn named_beside(&self, fault: Fault) -> Fault {
+        match fault {
+            Fault::OutOfMemory { message } => Fault::OutOfMemory {
+                message: format!("{message}, beside {}", self.described()),
+            },
+            other => other,
+        }
+    }
+
+    fn described(&self) -> String {
+        let Beside {
+            taken, promised, ..
+        } = self.beside;
+        let (name, bytes) = (&self.loaded.name, taken + promised);
+        format!("the draft model {name} of {bytes} bytes")
     }
 }
 
@@ -70,11 +159,17 @@ fn load_from(
     served: &Served<'_>,
     progress: Progress<'_>,
 ) -> Result<Draft, Fault> {
-    let named = |error: Fault| match error {
-        Fault::ModelLoad { message } => Fault::ModelLoad {
-            message: format!("the draft model {}: {message}", path.display()),
-        },
-        other => other,
+    let named = |error: Fault| {
+        let name = |message| format!("the draft model {}: {message}", path.display());
+        match error {
+            Fault::ModelLoad { message } => Fault::ModelLoad {
+                message: name(message),
+            },
+            Fault::OutOfMemory { message } => Fault::OutOfMemory {
+                message: name(message),
+            },
+            other => other,
+        }
     };
     let file = GgufFile::open(path).map_err(|error| named(fault(error.into())))?;
     let header = file.header().map_err(|error| named(fault(error.into())))?;
@@ -96,8 +191,8 @@ fn load_from(
         return Err(named(Fault::ModelLoad { message }));
     }
     let device = OpenDevice::open(order)?;
-    let options = LoadOptions {
-        kv_cache_bytes: kv_bytes(order, served, (&config, &model), &device, sequence_tokens)?,
+    let mut options = LoadOptions {
+        kv_cache_bytes: None,
         max_batch_tokens: order
             .prefill_chunk_tokens
             .clamp(1, CHUNK)
@@ -107,8 +202,9 @@ fn load_from(
         kv_readers: KvReaders::None,
         lent: served.options.lent,
         beside: Beside::default(),
-        model: model.name.clone(),
+        model: format!("the draft model {}", model.name),
     };
+    options.kv_cache_bytes = kv_bytes(order, served, (&config, &model), &device, &options)?;
     let source = Source {
         config: &config,
         weights: &weights,
@@ -146,15 +242,18 @@ fn role(order: &LoadOrder) -> Role {
 fn beside(order: &LoadOrder, executor: &dyn Executor, kv_bytes: u64) -> Beside {
     let memory = executor.memory();
     let working = kv_bytes + memory.scratch_bytes + memory.graphs_bytes;
+    let gives_way = is_dispensable(order) && order.adopts_from.is_some();
     let has_all = role(order) == Role::Active && order.device != DeviceSelector::Cpu;
     match has_all {
         true => Beside {
             taken: memory.weights_bytes + working,
             promised: 0,
+            gives_way,
         },
         false => Beside {
             taken: memory.weights_bytes,
             promised: working,
+            gives_way,
         },
     }
 }
@@ -166,16 +265,26 @@ fn kv_bytes(
     served: &Served<'_>,
     (config, model): (&ModelConfig, &ModelFacts),
     device: &OpenDevice,
-    sequence_tokens: u32,
+    options: &LoadOptions,
 ) -> Result<Option<u64>, Fault> {
-    let options = LoadOptions {
+    let sequence_tokens = options.max_sequence_tokens;
+    let of_served = LoadOptions {
         max_sequence_tokens: sequence_tokens,
         ..served.options.clone()
     };
-    let [of_served, own] = [served.config, config].map(|it| sequence_kv_bytes(it, &options));
+    let of_served = sequence_kv_bytes(served.config, &of_served);
+    let own = sequence_kv_bytes(config, options);
     let part = |bytes: u64, of: u64| (u128::from(bytes) * u128::from(own) / u128::from(of)) as u64;
     if let Some(bytes) = order.kv_cache_bytes {
-        return Ok(Some(part(bytes, of_served.max(1))));
+        let of_served = of_served.max(1);
+        // The windows of a short sequence take as much as those of a long one.
+        let longest = u128::from(sequence_tokens) * u128::from(bytes) / u128::from(of_served);
+        let longest = LoadOptions {
+            max_sequence_tokens: longest.clamp(1, sequence_tokens.into()) as u32,
+            ..options.clone()
+        };
+        let least = sequence_kv_bytes(config, &longest);
+        return Ok(Some(part(bytes, of_served).max(least)));
     }
     let Some((free, total)) = device.card_memory()? else {
         return Ok(None);

@@ -237,6 +237,7 @@ const LFM_2_MOE: Conventions = Conventions {
         weighing: Weighing::RenormalizedSigmoid,
         choice_bias: ChoiceBias::Required,
         may_begin_dense: true,
+        needs_gating: true,
         ..MIXTURE
     }),
     ..LFM_2
@@ -345,6 +346,8 @@ pub(super) struct Mixture {
     pub(super) may_begin_dense: bool,
     /// An expert has the width of a dense part.
     pub(super) has_dense_width: bool,
+    /// `expert_gating_func` is required.
+    pub(super) needs_gating: bool,
 }
 
 /// The mixture of most architectures.
@@ -356,6 +359,7 @@ pub(super) const MIXTURE: Mixture = Mixture {
     has_biases: false,
     may_begin_dense: false,
     has_dense_width: false,
+    needs_gating: false,
 };
 
 /// A bias of each expert, which only chooses (`exp_probs_b.bias`).

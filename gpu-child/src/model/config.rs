@@ -211,7 +211,8 @@ impl ModelConfig {
         let windows = WindowedLayers::read(&keys, n_layers)?;
         let norm_eps = keys.norm_eps()?;
         let recurrent = recurrent::read(&keys, (n_embd, n_layers), norm_eps)?;
-        let residual_scale = keys.factor("residual_scale")?;
+        let residual_scale = keys.factor(RESIDUAL_SCALE)?;
+        let residual_eps = keys.derived(RESIDUAL_SCALE, norm_eps / residual_scale.powi(2))?;
         let heads = heads::read(&keys, n_embd, n_layers, &windows)?;
         let Heads {
             count: n_heads,
@@ -234,16 +235,19 @@ impl ModelConfig {
             sliding_heads: heads.sliding,
             vocab_size: vocab_size(header)?,
             context_length,
-            norm_eps: norm_eps / residual_scale.powi(2),
+            norm_eps: residual_eps,
             positions: Positions::read(&keys, context_length, &windows, &rope, sliding_dim)?,
             rope,
             normalizes_values: keys.architecture.conventions().normalizes_values,
-            logit_scale: 1.0 / keys.factor("logit_scale")?,
+            logit_scale: keys.derived(LOGIT_SCALE, 1.0 / keys.factor(LOGIT_SCALE)?)?,
             logit_cap: keys.logit_cap()?,
             attention_scale: keys.attention_scale([n_layers, n_embd, n_heads, head_dim])?,
             embedding_scale: match keys.architecture.conventions().scales_embedding {
                 true => (n_embd as f32).sqrt(),
-                false => keys.factor("embedding_scale")? / residual_scale,
+                false => {
+                    let scale = keys.factor(EMBEDDING_SCALE)? / residual_scale;
+                    keys.derived(EMBEDDING_SCALE, scale)?
+                }
             },
             activation: keys.architecture.conventions().activation,
             has_joint_norms: keys.architecture.conventions().qk_norms == QkNorms::Joint,
@@ -257,6 +261,9 @@ impl ModelConfig {
 }
 
 const ATTENTION_SCALE: &str = "attention.scale";
+const LOGIT_SCALE: &str = "logit_scale";
+const RESIDUAL_SCALE: &str = "residual_scale";
+const EMBEDDING_SCALE: &str = "embedding_scale";
 const MTP_LAYERS: &str = "nextn_predict_layers";
 
 /// Size of the vocabulary: the length of the tokenizer's list, as in llama.cpp.
@@ -304,9 +311,9 @@ impl<'h, 'a> Keys<'h, 'a> {
                 ATTENTION_SCALE,
                 "an attention scale other than 1/sqrt(head_dim)",
             ),
-            ("logit_scale", "a logit scale"),
-            ("residual_scale", "a residual scale"),
-            ("embedding_scale", "an embedding scale"),
+            (LOGIT_SCALE, "a logit scale"),
+            (RESIDUAL_SCALE, "a residual scale"),
+            (EMBEDDING_SCALE, "an embedding scale"),
         ];
         let has_scales = self.architecture.conventions().has_scales;
         let scales = scales.into_iter().filter(|_| !has_scales);
@@ -414,6 +421,17 @@ impl<'h, 'a> Keys<'h, 'a> {
         match factor.is_finite() && factor > 0.0 {
             true => Ok(factor),
             false => Err(ModelError::bad_value(key, format!("{factor} is no factor"))),
+        }
+    }
+
+    /// A number that is computed with a factor.
+    fn derived(&self, name: &str, value: f32) -> Result<f32, ModelError> {
+        match value.is_finite() {
+            true => Ok(value),
+            false => {
+                let message = format!("a factor with which {value} is computed");
+                Err(ModelError::bad_value(self.key(name), message))
+            }
         }
     }
 

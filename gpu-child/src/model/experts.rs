@@ -6,6 +6,7 @@
 use super::architecture::{ChoiceBias, Experts, MIXTURE, Mixture, Shared};
 use super::config::Keys;
 use super::error::ModelError;
+use super::gguf::GgufError;
 use worker_orcd_kernels::Weighing;
 
 /// llama.cpp's `LLAMA_MAX_EXPERTS`.
@@ -229,7 +230,11 @@ fn scale(keys: &Keys<'_, '_>, mixture: &Mixture) -> Result<f32, ModelError> {
 fn refuse_unsupported(keys: &Keys<'_, '_>, mixture: &Mixture) -> Result<(), ModelError> {
     let unsupported =
         |name: &str, feature: &str| Err(ModelError::unsupported(keys.key(name), feature));
-    let gating = keys.header.u32(&keys.key("expert_gating_func"))?;
+    let key = keys.key("expert_gating_func");
+    let gating = keys.header.u32(&key)?;
+    if mixture.needs_gating && gating.is_none() {
+        return Err(GgufError::MissingKey(key).into());
+    }
     let (computed, name) = match mixture.weighing {
         Weighing::OfChosen => (SOFTMAX_WEIGHT, "softmax over the chosen"),
         Weighing::Softmax | Weighing::Renormalized => (SOFTMAX, "softmax"),

@@ -132,25 +132,38 @@ impl DraftModel {
             true => left,
             false => left.min(chunk),
         };
-        let rows = pending.len().min(most);
+        let mut rows = pending.len().min(most);
         let reaches_end = rows == pending.len();
-        let wanted = if reaches_end { wanted } else { 0 };
+        let mut wanted = if reaches_end { wanted } else { 0 };
         if rows == 0 {
             return Fit::Later;
         }
         let start = computed.settled;
         computed.table.slide(cache, start);
-        // A position for each draft but the last.
-        let demand = PageDemand {
-            tokens: start + rows + wanted.saturating_sub(1),
-            computed: start,
-            ahead: rows + wanted.saturating_sub(1),
-        };
-        let exceeds = cache.geometry().least_pages(demand.tokens) > cache.geometry().pages as usize;
-        if exceeds || !computed.table.fill(cache, demand) {
+        let geometry = cache.geometry();
+        if geometry.least_pages(tokens.len()) > geometry.pages as usize {
             return Fit::Never;
         }
-        Fit::Rows(start..start + rows, wanted)
+        loop {
+            // A position for each draft but the last.
+            let ahead = rows + wanted.saturating_sub(1);
+            let demand = PageDemand {
+                tokens: start + ahead,
+                computed: start,
+                ahead,
+            };
+            if computed.table.fill(cache, demand) {
+                return Fit::Rows(start..start + rows, wanted);
+            }
+            // Pages of windows are released behind the rows, so fewer rows at a time need fewer pages.
+            if geometry.groups.sliding.is_none() || rows + wanted <= 1 {
+                return Fit::Never;
+            }
+            match wanted > 1 {
+                true => wanted /= 2,
+                false => (rows, wanted) = ((rows / 2).max(1), 0),
+            }
+        }
     }
 }
 

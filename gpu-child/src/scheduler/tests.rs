@@ -37,6 +37,10 @@ struct Bench {
     device: PagedDevice,
     /// The device of a draft model.
     draft: Option<PagedDevice>,
+    /// Tokens of a sequence in a turn that the draft model follows from afar.
+    draft_chunk: usize,
+    /// Rows that the draft model has computed.
+    draft_rows: usize,
     outcomes: BTreeMap<RequestId, Outcome>,
     /// Reported drafts, and those that became tokens.
     drafted: [u64; 2],
@@ -84,6 +88,8 @@ impl Bench {
             scheduler: Scheduler::new(limits, KvPages::new(geometry, shares_prefixes)),
             device: PagedDevice::new(geometry),
             draft: None,
+            draft_chunk: 6,
+            draft_rows: 0,
             outcomes: BTreeMap::new(),
             drafted: [0; 2],
             step: 0,

@@ -78,11 +78,18 @@ where
             bytes_total,
         });
     }
+    let left_out = loaded
+        .draft
+        .as_ref()
+        .and_then(|it| it.as_ref().err().cloned());
     let (mut steps, ready) = StepLoop::new(link, status, recorder, &order, loaded)?;
     steps.have_watched(Arc::downgrade(status))?;
     steps.update_status();
     conversation.is_ready(order.role);
     if link.send(Event::Ready(Box::new(ready))) {
+        if let Some(message) = left_out {
+            link.send(Event::DraftModelStopped { message });
+        }
         steps.run(commands)
     } else {
         Ok(())
@@ -159,6 +166,7 @@ impl<'a> StepLoop<'a> {
         let trace = order.trace.as_ref();
         let trace = trace.and_then(|order| trace_of(link, order, &device.id));
         let mut scheduler = Scheduler::new(limits, KvPages::new(geometry, order.prefix_cache));
+        let draft = draft.and_then(Result::ok);
         if let Some(draft) = &draft {
             let limits = draft_limits_of(draft);
             let cache = KvPages::new(draft.executor.kv_geometry(), order.prefix_cache);
@@ -325,27 +333,68 @@ impl<'a> StepLoop<'a> {
 
     /// Plans the next step, with the drafts of the draft model. False if there is nothing to compute.
     fn plan(&mut self) -> Result<bool, Fault> {
-        self.scheduler.set_draft_costs(self.pacer.draft_costs());
-        let step_costs = self.pacer.draft_step_costs();
-        self.scheduler.set_draft_step_costs(step_costs);
-        if let Some(drafting) = self.drafting.as_mut().filter(|_| self.in_flight.is_empty()) {
-            let around = Around {
-                scheduler: &mut self.scheduler,
-                pacer: &mut self.pacer,
-                recorder: &self.recorder,
-                status: self.status,
-                step: self.step + 1,
-                served_took: self.last_took,
-            };
-            if drafting.turn(around)? {
-                self.step += 1;
-                // The next step's time begins here.
-                self.last_end = Instant::now();
-                self.status.does(Doing::Plans);
-            }
-        }
+        let (costs, step_costs) = (self.pacer.draft_costs(), self.pacer.draft_step_costs());
+        self.scheduler.set_draft_costs(costs, step_costs);
+        self.draft()?;
         let pacer = &mut self.pacer;
         Ok(self.scheduler.plan(|demand| pacer.prompt_tokens(demand)))
+    }
+
+    /// Runs the turn of the draft model before a step.
+    fn draft(&mut self) -> Result<(), Fault> {
+        let is_between_steps = self.in_flight.is_empty();
+        let Some(drafting) = self.drafting.as_mut().filter(|_| is_between_steps) else {
+            return Ok(());
+        };
+        let around = Around {
+            scheduler: &mut self.scheduler,
+            pacer: &mut self.pacer,
+            recorder: &self.recorder,
+            status: self.status,
+            step: self.step + 1,
+            served_took: self.last_took,
+        };
+        match drafting.turn(around) {
+            Ok(false) => return Ok(()),
+            Ok(true) => {}
+            // A broken file, or a broken card, which checks of the served model find.
+            Err(Fault::NonFiniteLogits { .. }) => {
+                self.stop_drafting("its logits are not finite")?
+            }
+            Err(fault) => return Err(fault),
+        }
+        self.step += 1;
+        // The next step's time begins here.
+        self.last_end = Instant::now();
+        self.status.does(Doing::Plans);
+        Ok(())
+    }
+
+    /// Allocates the memory of the draft model that the serving child had until now.
+    fn promote_draft_model(&mut self) -> Result<(), Fault> {
+        let Some(drafting) = &mut self.drafting else {
+            return Ok(());
+        };
+        match drafting.executor.promote() {
+            Err(fault @ Fault::OutOfMemory { .. }) => self.stop_drafting(&fault.to_string()),
+            promoted => promoted,
+        }
+    }
+
+    /// Ends the use of the draft model, and frees its memory.
+    fn stop_drafting(&mut self, reason: &str) -> Result<(), Fault> {
+        let Some(mut drafting) = self.drafting.take() else {
+            return Ok(());
+        };
+        self.scheduler.remove_draft_model();
+        let message = format!("the draft model {}: {reason}", drafting.name);
+        eprintln!("worker-orcd-gpu: serves without a draft model: {message}");
+        self.link.send(Event::DraftModelStopped { message });
+        drafting.executor.release()?;
+        drop(drafting);
+        self.memory = self.measured_memory();
+        self.memory_asked = Instant::now();
+        Ok(())
     }
 
     /// True if another step may be launched before the next one ends.
@@ -415,9 +464,7 @@ impl<'a> StepLoop<'a> {
         self.status.step_begins(self.step, Instant::now());
         self.status.does(Doing::TakesOver);
         self.executor.promote()?;
-        if let Some(drafting) = &mut self.drafting {
-            drafting.executor.promote()?;
-        }
+        self.promote_draft_model()?;
         self.memory = self.measured_memory();
         self.memory_asked = Instant::now();
         self.update_status();

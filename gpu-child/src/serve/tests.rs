@@ -2,6 +2,7 @@
 
 mod ahead;
 pub(super) mod counter;
+mod drafting;
 mod embeddings;
 mod logprobs;
 pub(super) mod prompts;

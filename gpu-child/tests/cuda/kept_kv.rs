@@ -369,3 +369,32 @@ fn a_kv_cache_is_private_unless_two_fit() {
     let most = total.expect("a card") / 10 * 6;
     assert!(sharing(&model, most, Role::Active).kv_transfer().is_none());
 }
+
+/// As of a draft model that is given up: no drop frees mapped memory.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn a_model_that_is_released_has_no_mapped_memory() {
+    let model = Model::random(config(None), MIXED);
+    for role in [Role::Active, Role::Standby] {
+        let load = LoadOptions {
+            role,
+            ..options().load
+        };
+        let options = CudaOptions { load, ..options() };
+        let mut executor = load_with(&model, &options);
+        if role == Role::Standby {
+            executor.promote().expect("promoted");
+        }
+        let before = executor.memory();
+        assert!(before.weights_bytes > 0 && before.kv_capacity_bytes > 0);
+        Executor::release(&mut executor).expect("released");
+        let after = executor.memory();
+        assert_eq!(after.weights_bytes, 0);
+        // That of a standby was promised first, and so were its activations.
+        assert_eq!(after.kv_capacity_bytes == 0, role == Role::Standby);
+        assert_eq!(
+            after.scratch_bytes < before.scratch_bytes,
+            role == Role::Standby
+        );
+    }
+}

@@ -59,6 +59,7 @@ fn event_name(event: &Event) -> &'static str {
         Event::Step(_) => "step",
         Event::Fault(fault) => fault_name(fault),
         Event::TraceStopped { .. } => "trace-stopped",
+        Event::DraftModelStopped { .. } => "draft-model-stopped",
         Event::Goodbye => "goodbye",
     }
 }
@@ -234,6 +235,9 @@ fn events() -> Vec<Event> {
         Event::Step(step()),
         Event::TraceStopped {
             message: "/trace.jsonl: No space left on device".to_owned(),
+        },
+        Event::DraftModelStopped {
+            message: "/draft.gguf: No such file or directory".to_owned(),
         },
         Event::Goodbye,
     ];

@@ -75,6 +75,7 @@ fn event() -> BoxedStrategy<Event> {
         step().prop_map(Event::Step),
         fault().prop_map(Event::Fault),
         text().prop_map(|message| Event::TraceStopped { message }),
+        text().prop_map(|message| Event::DraftModelStopped { message }),
         Just(Event::Goodbye),
     ]
     .boxed()

@@ -136,7 +136,12 @@ fn look(
         unit.map(|it| service::unit(it, settings))
             .unwrap_or_default(),
     );
-    findings.extend(answers.model.map(child::model));
+    findings.extend(answers.model.map(|it| child::model("model", it)));
+    findings.extend(
+        answers
+            .draft_model
+            .map(|it| child::model("draft model", it)),
+    );
     findings
 }
 
@@ -164,6 +169,8 @@ struct Answers {
     /// `None`: confinement is off.
     confinement: Option<Result<String, String>>,
     model: Option<Result<String, (String, &'static str)>>,
+    /// Whether it is a model; its tokens are compared with those of the served one when both are loaded.
+    draft_model: Option<Result<String, (String, &'static str)>>,
 }
 
 impl Answers {
@@ -190,15 +197,23 @@ impl Answers {
                     Some(Ok(Whereabouts::Elsewhere)) => {
                         Some(Ok("it is not here yet: the start gets it".to_owned()))
                     }
-                    Some(Ok(Whereabouts::Here(path))) => {
-                        let remedy = "get it again, or another one that is supported";
-                        let checked = probe::check_model(child, path).await;
-                        Some(checked.map_err(|why| (why, remedy)))
-                    }
+                    Some(Ok(Whereabouts::Here(path))) => Some(check_model(child, path).await),
+                },
+                draft_model: match &settings.draft_model {
+                    None => None,
+                    Some(Err(why)) => Some(Err((why.clone(), "worker-orcd pull gets one"))),
+                    Some(Ok(path)) => Some(check_model(child, path).await),
                 },
             }
         }))
     }
+}
+
+/// # Errors
+/// If the child's program cannot load it, with a remedy.
+async fn check_model(child: &Path, path: &Path) -> Result<String, (String, &'static str)> {
+    let checked = probe::check_model(child, path).await;
+    checked.map_err(|why| (why, "get it again, or another one that is supported"))
 }
 
 /// # Errors

@@ -17,6 +17,8 @@ use worker_orcd_engine::crash::store;
 pub struct Examined {
     /// `None` without the option.
     pub model: Option<Result<Whereabouts, String>>,
+    /// `None` without the option.
+    pub draft_model: Option<Result<PathBuf, String>>,
     /// `Auto` if the value is wrong.
     pub device: DeviceChoice,
     pub child_binary: Option<PathBuf>,
@@ -43,8 +45,9 @@ impl Examined {
         let of_keys = mistakes_of(settings, |reader| drop(keys::read(reader)));
         let of_tls = mistakes_of(settings, |reader| drop(tls::read(reader)));
         let of_model = mistakes_of(settings, |reader| drop(model::read(reader)));
+        let of_draft = mistakes_of(settings, |reader| drop(model::read_draft(reader)));
         mistakes.extend(mistakes_of(settings, |reader| drop(read(reader))));
-        let elsewhere = [&of_keys, &of_tls, &of_model];
+        let elsewhere = [&of_keys, &of_tls, &of_model, &of_draft];
         mistakes.retain(|it| !elsewhere.iter().any(|others| others.contains(it)));
         let mut ignored = Vec::new();
         let mut reader = Reader::new(settings, &mut ignored);
@@ -56,6 +59,11 @@ impl Examined {
             model: settings.get("model").map(|_| {
                 let mut mistakes = Vec::new();
                 let model = model::read(&mut Reader::new(settings, &mut mistakes));
+                model.ok_or_else(|| mistakes.join("; "))
+            }),
+            draft_model: settings.get("draft-model").map(|_| {
+                let mut mistakes = Vec::new();
+                let model = model::read_draft(&mut Reader::new(settings, &mut mistakes));
                 model.ok_or_else(|| mistakes.join("; "))
             }),
             device: device.unwrap_or(DeviceChoice::Auto),

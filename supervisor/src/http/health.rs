@@ -136,6 +136,7 @@ parts! {
         step_elapsed_ms: Option<u64> = child.step_elapsed.map(in_ms),
         load_bytes_done: Option<u64> = child.load_progress.map(|(done, _)| done),
         load_bytes_total: Option<u64> = child.load_progress.map(|(_, total)| total),
+        draft_model: Option<String> = child.draft_model.clone(),
     }
 
     MainDevice(app: &App, model: Option<&LoadedModel>, snapshot: &DeviceSnapshot, clock: &Clock)
@@ -229,7 +230,7 @@ parts! {
         context_length: u32 = facts.context_length,
         max_sequence_tokens: u32 = model.max_sequence_tokens,
         max_running: u32 = model.max_running,
-        draft_model: Option<String> = model.draft_model.clone(),
+        draft_model: Option<String> = snapshot.draft_model().map(str::to_owned),
     }
 
     TensorType(of: &(String, u32, u64)) {

@@ -14,6 +14,17 @@ pub struct RetainedWeights {
     pub manifest: WeightsManifest,
 }
 
+impl RetainedWeights {
+    /// # Errors
+    /// If no descriptor is left.
+    pub fn try_clone(&self) -> std::io::Result<Self> {
+        Ok(Self {
+            memory: self.memory.try_clone()?,
+            manifest: self.manifest.clone(),
+        })
+    }
+}
+
 /// Places of tensors, before their bytes are there.
 #[derive(Debug, Default)]
 pub struct WeightsLayout<const ALIGNMENT: u64> {

@@ -105,6 +105,10 @@ impl KvCache {
         &self.arena
     }
 
+    pub fn arena_mut(&mut self) -> &mut Arena {
+        &mut self.arena
+    }
+
     #[must_use]
     pub fn shape(&self) -> KvShape {
         self.layout.shape

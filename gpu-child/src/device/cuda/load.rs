@@ -185,38 +185,56 @@ struct Needs {
 /// Size of the KV cache: the configured size, or its share of the device. A child that shares it with the next one gets
 /// half of it. It shares if two caches fit, of the configured size, or of at least one sequence of full length.
 fn kv_room(context: &Context, options: &CudaOptions, needs: Needs) -> Result<KvRoom, Fault> {
-    let (free, total) = context.memory()?;
+    room_in(context.memory()?, &context.id(), options, needs)
+}
+
+/// Size of the KV cache on a device with so many free and total bytes.
+fn room_in(
+    (free, total): (u64, u64),
+    device: &str,
+    options: &CudaOptions,
+    needs: Needs,
+) -> Result<KvRoom, Fault> {
     let load = &options.load;
     let useful = needs.sequence * u64::from(options.max_sequences);
-    let beside = load.beside.taken + load.beside.promised;
     let share = |budget: &Budget| budget.by_share(options.memory_permille, useful);
-    let pages = |kv_caches| {
-        let budget = Budget {
-            total,
-            free: match load.role {
-                Role::Active => free + needs.in_place + load.lent + load.beside.taken,
-                // The promised memory still belongs to the other child.
-                Role::Standby => total,
-            },
-            reserve: RESERVE_BYTES,
-            fixed: needs.once + kv_caches * (needs.each + beside),
-            page_bytes: needs.page,
-            kv_caches,
-        };
-        budget.pages(load, &context.id(), share)
+    let budget = |kv_caches, beside: u64| Budget {
+        total,
+        free: match load.role {
+            Role::Active => free + needs.in_place + load.lent + load.beside.taken,
+            // The promised memory still belongs to the other child.
+            Role::Standby => total,
+        },
+        reserve: RESERVE_BYTES,
+        fixed: needs.once + kv_caches * (needs.each + beside),
+        page_bytes: needs.page,
+        kv_caches,
     };
+    let pages = |kv_caches, beside| budget(kv_caches, beside).pages(load, device, share);
     let is_enough =
         |pages: &u32| load.kv_cache_bytes.is_some() || u64::from(*pages) >= needs.sequence;
+    let two = |beside| pages(2, beside).ok().filter(is_enough);
+    let beside = load.beside.taken + load.beside.promised;
     let halved = match load.kv_readers {
-        KvReaders::Successors => pages(2).ok().filter(is_enough),
+        KvReaders::Successors => two(beside),
         KvReaders::Siblings | KvReaders::None => None,
     };
     if load.kv_readers == KvReaders::Successors && halved.is_none() {
+        if load.beside.gives_way && two(0).is_some() {
+            let Budget { fixed, free, .. } = budget(2, beside);
+            return Err(Fault::InsufficientMemory {
+                required_bytes: fixed
+                    + 2 * load.kv_cache_bytes.unwrap_or(needs.page * needs.sequence),
+                available_bytes: free,
+                device: format!("{device}, in two KV caches,"),
+                model: load.model.clone(),
+            });
+        }
         eprintln!("worker-orcd-gpu: no room for two KV caches; a standby will adopt no pages");
     }
     Ok(KvRoom {
         shares: halved.is_some() || load.kv_readers == KvReaders::Siblings,
-        pages: halved.map_or_else(|| pages(1), Ok)?,
+        pages: halved.map_or_else(|| pages(1, beside), Ok)?,
     })
 }
 
@@ -326,6 +344,7 @@ fn flip_a_bit(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::{Beside, LoadOptions};
     use crate::model::catalogue::SERVED;
     use crate::model::tiny_model::{
         tiny_gemma4_e2b, tiny_gemma4_with_experts, tiny_mixtral, tiny_model,
@@ -397,6 +416,69 @@ mod tests {
             let expected = format!("a width of {what} of 36 is not supported on CUDA");
             assert!(message.contains(&expected), "{message}");
         }
+    }
+
+    /// A card of 80 GiB with a model of 30 GiB and a draft model.
+    fn room(beside: Beside, kv_cache_bytes: Option<u64>, role: Role) -> Result<KvRoom, Fault> {
+        const GIB: u64 = 1 << 30;
+        let options = CudaOptions {
+            memory_permille: 1000,
+            max_sequences: 100,
+            load: LoadOptions {
+                kv_cache_bytes,
+                max_batch_tokens: 1,
+                max_sequence_tokens: 1,
+                role,
+                kv_readers: KvReaders::Successors,
+                lent: 0,
+                beside,
+                model: "a model".to_owned(),
+            },
+        };
+        let needs = Needs {
+            once: 30 * GIB,
+            each: GIB,
+            page: GIB / 8,
+            sequence: 64,
+            in_place: 30 * GIB,
+        };
+        let free = 49 * GIB - beside.taken;
+        room_in((free, 80 * GIB), "cuda:0", &options, needs)
+    }
+
+    #[test]
+    fn a_draft_model_gives_way_to_the_second_kv_cache_where_one_is_adopted_from() {
+        const GIB: u64 = 1 << 30;
+        let draft = |bytes: u64, gives_way| Beside {
+            taken: bytes / 4,
+            promised: bytes - bytes / 4,
+            gives_way,
+        };
+        for (ordered, role) in [
+            (None, Role::Active),
+            (Some(20 * GIB), Role::Active),
+            (Some(20 * GIB), Role::Standby),
+        ] {
+            let shares = |beside| room(beside, ordered, role).map(|room| room.shares);
+            assert_eq!(shares(Beside::default()), Ok(true));
+            assert_eq!(shares(draft(GIB, true)), Ok(true));
+            assert_eq!(shares(draft(16 * GIB, false)), Ok(false));
+            let refused = shares(draft(16 * GIB, true)).expect_err("it gives way");
+            let message = refused.to_string();
+            assert!(message.contains("in two KV caches"), "{message}");
+            let Fault::InsufficientMemory {
+                required_bytes,
+                available_bytes,
+                ..
+            } = refused
+            else {
+                panic!("{message}")
+            };
+            assert!(required_bytes > available_bytes, "{message}");
+        }
+        // Without it there are not two KV caches either.
+        let one = room(draft(16 * GIB, true), Some(30 * GIB), Role::Active);
+        assert_eq!(one.map(|room| room.shares), Ok(false));
     }
 
     #[test]

@@ -195,7 +195,7 @@ impl Arena {
         }
     }
 
-    /// Unmaps memory of another process. No launch in flight reads it.
+    /// Unmaps memory, which is freed unless another process has it. No launch in flight reads it.
     ///
     /// # Errors
     /// If NVIDIA's driver returns an error.
@@ -203,6 +203,17 @@ impl Arena {
         let mapping = self.mapping.as_mut().expect("imported memory");
         self.ledger.subtract(self.purpose, self.bytes);
         mapping.release()
+    }
+
+    /// Frees mapped memory, which no drop frees. No launch in flight uses it.
+    ///
+    /// # Errors
+    /// If NVIDIA's driver returns an error.
+    pub fn free_mapped(&mut self) -> Result<(), Fault> {
+        match self.mapping.as_ref().is_some_and(Mapping::has_memory) {
+            true => self.release(),
+            false => Ok(()),
+        }
     }
 
     /// Makes shareable memory read-only for this process, after all launches.

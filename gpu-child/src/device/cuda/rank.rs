@@ -88,6 +88,18 @@ impl Rank {
         self.context.synchronize("taking over")
     }
 
+    /// Frees the mapped memory: weights, KV cache and activations. Nothing is computed afterwards.
+    ///
+    /// # Errors
+    /// The error of any earlier launch, or one of NVIDIA's driver.
+    pub fn free_mapped(&mut self) -> Result<(), Fault> {
+        self.context.enter()?;
+        self.context.synchronize("freeing a model")?;
+        self.weights.arena.free_mapped()?;
+        self.kv.arena_mut().free_mapped()?;
+        self.scratch.free_mapped()
+    }
+
     /// Drops the architecture-specific kernels.
     pub fn use_portable_kernels(&mut self) {
         self.matmul.use_portable();

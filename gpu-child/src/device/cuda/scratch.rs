@@ -172,6 +172,14 @@ impl Scratch {
         self.arena.clear(context)
     }
 
+    /// Frees what [`take`](Self::take) has allocated.
+    ///
+    /// # Errors
+    /// If NVIDIA's driver returns an error.
+    pub fn free_mapped(&mut self) -> Result<(), Fault> {
+        self.arena.free_mapped()
+    }
+
     /// Bytes that [`new`](Self::new) allocates.
     #[must_use]
     pub fn bytes_for(config: &ModelConfig, largest: Largest) -> u64 {

@@ -1,11 +1,12 @@
 use super::super::load as load_model;
 use super::difference;
+use crate::fd_socket::FdSocket;
 use crate::model::tiny_model::tiny_model;
 use crate::model::{Architecture, GgufBuilder, Meta};
 use std::fs;
 use std::path::Path;
 use worker_orcd_ipc::{
-    DeviceSelector, Fault, KvReaders, LoadOrder, ModelFile, Role, Speculation, TokenKind,
+    DeviceSelector, Fault, FdKind, KvReaders, LoadOrder, ModelFile, Role, Speculation, TokenKind,
     TokenizerFacts, TokenizerKind,
 };
 
@@ -35,11 +36,24 @@ fn order(path: &Path, draft: &Path) -> LoadOrder {
 }
 
 fn loaded(served: &GgufBuilder, draft: &GgufBuilder) -> Result<crate::serve::Loaded, Fault> {
+    loaded_in(1 << 20, served, draft)
+}
+
+/// With a KV cache of so many bytes.
+fn loaded_in(
+    kv_bytes: u64,
+    served: &GgufBuilder,
+    draft: &GgufBuilder,
+) -> Result<crate::serve::Loaded, Fault> {
     let dir = tempfile::tempdir().expect("a directory");
     let [path, of_draft] = ["model.gguf", "draft.gguf"].map(|name| dir.path().join(name));
     fs::write(&path, served.build()).expect("written");
     fs::write(&of_draft, draft.build()).expect("written");
-    load_model(&order(&path, &of_draft), None, &|_, _| ())
+    let order = LoadOrder {
+        kv_cache_bytes: Some(kv_bytes),
+        ..order(&path, &of_draft)
+    };
+    load_model(&order, None, &|_, _| ())
 }
 
 fn llama() -> GgufBuilder {
@@ -63,7 +77,7 @@ fn the_kv_cache_of_a_draft_model_holds_as_many_tokens() {
         Architecture::Qwen35,
     ] {
         let loaded = loaded(&llama(), &tiny_model(architecture)).expect("both models");
-        let draft = loaded.draft.expect("a draft model");
+        let draft = loaded.draft.expect("a draft model").expect("it is loaded");
         let sequences = [&loaded.executor, &draft.executor].map(|it| {
             let kv = it.kv_geometry();
             let tokens = draft.max_sequence_tokens as usize;
@@ -169,4 +183,100 @@ fn a_missing_file_is_refused_by_the_first_child() {
         panic!("it is loaded")
     };
     assert!(message.contains("none.gguf"), "{message}");
+}
+
+/// Each of both KV caches takes more than half of the memory.
+#[test]
+fn a_first_child_without_memory_for_both_names_both_and_a_later_one_gives_the_draft_model_up() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let [path, draft] = ["model.gguf", "draft.gguf"].map(|name| dir.path().join(name));
+    fs::write(&path, llama().build()).expect("written");
+    let named = llama().meta("general.name", "the small one");
+    fs::write(&draft, named.build()).expect("written");
+    let (child, supervisor) = FdSocket::pair();
+    let first = load_model(&order(&path, &draft), Some(&child), &|_, _| ()).expect("both");
+    let take = |article| supervisor.take(article).expect("it was handed over");
+    let [file, memory] = [FdKind::ModelFile, FdKind::Weights].map(take);
+    let free = first.executor.memory().free_bytes.expect("a number");
+    let large = LoadOrder {
+        kv_cache_bytes: Some(free / 10 * 7),
+        ..order(&path, &draft)
+    };
+    let refused = load_model(&large, None, &|_, _| ()).err();
+    let message = refused.expect("too little memory").to_string();
+    let bytes: String = message
+        .split_once("beside the draft model the small one of ")
+        .unwrap_or_else(|| panic!("{message}"))
+        .1
+        .chars()
+        .take_while(char::is_ascii_digit)
+        .collect();
+    assert!(bytes.parse::<u64>().expect("bytes") >= free / 10 * 6);
+
+    for kept in [true, false] {
+        supervisor
+            .hand_over(FdKind::ModelFile, &file)
+            .expect("handed out");
+        if kept {
+            supervisor
+                .hand_over(FdKind::Weights, &memory)
+                .expect("handed out");
+        }
+        let later = LoadOrder {
+            model_file: ModelFile::HandedOver { parts: 1 },
+            weights: kept.then(|| first.weights.clone()),
+            ..large.clone()
+        };
+        let next = load_model(&later, Some(&child), &|_, _| ()).expect("the served model");
+        assert_eq!(next.identity, first.identity);
+        let reason = next.draft.expect("an order").err().expect("no draft model");
+        assert!(reason.contains("beside the draft model"), "{reason}");
+    }
+    // The served model alone does not fit either.
+    supervisor
+        .hand_over(FdKind::ModelFile, &file)
+        .expect("handed out");
+    let alone = LoadOrder {
+        model_file: ModelFile::HandedOver { parts: 1 },
+        kv_cache_bytes: Some(2 * free),
+        ..order(&path, &draft)
+    };
+    let refused = load_model(&alone, Some(&child), &|_, _| ()).err();
+    let message = refused.expect("too little memory").to_string();
+    assert!(!message.contains("draft model"), "{message}");
+}
+
+#[test]
+fn a_draft_model_that_does_not_fit_is_named() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let [path, draft] = ["model.gguf", "draft.gguf"].map(|name| dir.path().join(name));
+    fs::write(&path, llama().build()).expect("written");
+    fs::write(&draft, llama().build()).expect("written");
+    let too_large = LoadOrder {
+        kv_cache_bytes: Some(1 << 50),
+        ..order(&path, &draft)
+    };
+    let refused = load_model(&too_large, None, &|_, _| ()).err();
+    let message = refused.expect("too little memory").to_string();
+    assert!(message.contains("for the draft model "), "{message}");
+}
+
+/// Of a cache for a part of the longest sequence, windows take a larger part.
+#[test]
+fn the_smallest_cache_of_a_draft_model_with_windows_holds_a_sequence() {
+    for architecture in [Architecture::Gemma3, Architecture::Qwen35] {
+        let served = llama().meta("llama.context_length", 4096_u32);
+        let key = format!("{}.context_length", architecture.name());
+        let draft = tiny_model(architecture).meta(&key, 4096_u32);
+        let loaded = loaded_in(1 << 18, &served, &draft).expect("both models");
+        let draft = loaded.draft.expect("a draft model").expect("it is loaded");
+        let tokens = loaded.executor.kv_geometry();
+        let tokens = tokens.tokens_in(tokens.pages).min(4096) as usize;
+        let kv = draft.executor.kv_geometry();
+        assert!(tokens < 4096, "{tokens}");
+        assert!(
+            kv.pages as usize >= kv.sequence_pages(tokens),
+            "{kv:?} for {tokens} tokens of {architecture:?}"
+        );
+    }
 }

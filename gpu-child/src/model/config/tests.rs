@@ -212,6 +212,37 @@ fn granite_has_factors_and_state_spaces_in_layers_without_heads_of_keys_and_valu
 }
 
 #[test]
+fn factors_of_which_a_derived_one_is_infinite_are_refused_by_key() {
+    let key = |name: &str| format!("granitehybrid.{name}");
+    let file = || tiny_model(Architecture::GraniteHybrid);
+    // The least normal number; those below have no finite reciprocal.
+    assert!(config(&file().meta(&key("logit_scale"), f32::MIN_POSITIVE), None).is_ok());
+    for (name, value, file) in [
+        ("logit_scale", 1e-39, file()),
+        ("embedding_scale", 1e38, file()),
+        ("residual_scale", 1e-30, file()),
+    ] {
+        let file = match name {
+            "embedding_scale" => file.meta(&key("residual_scale"), 0.01),
+            _ => file,
+        };
+        let message = refusal(file.meta(&key(name), value));
+        assert!(message.contains(&key(name)), "{message}");
+        assert!(message.contains("inf is computed") || message.contains("NaN is computed"));
+    }
+}
+
+#[test]
+fn the_router_of_lfm2moe_is_named_as_llama_cpp_needs_it() {
+    let key = "lfm2moe.expert_gating_func";
+    let file = || tiny_model(Architecture::Lfm2Moe);
+    let message = refusal(file().without_meta(key));
+    assert_eq!(message, format!("key {key} is missing"));
+    let message = refusal(file().meta(key, 1_u32));
+    assert!(message.contains("a router other than sigmoid"), "{message}");
+}
+
+#[test]
 fn units_have_as_few_heads_as_leave_a_layer_eight() {
     let file = tiny_model(Architecture::GraniteHybrid);
     let granite = config(&file, None).unwrap();

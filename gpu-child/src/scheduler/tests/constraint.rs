@@ -303,7 +303,9 @@ fn forced_tokens_are_taken_without_a_draw_and_run_in_one_step() {
     let steps = [(false, 2.0), (true, 0.9), (true, 1.0)].map(|(has_neighbour, cost)| {
         let mut bench = Bench::new(limits(), 16, true);
         let costs = DraftCosts([cost; DraftCosts::CLASSES]);
-        bench.scheduler.set_draft_costs(costs);
+        bench
+            .scheduler
+            .set_draft_costs(costs, DraftCosts::default());
         bench.play.forces = true;
         bench.submit(request.clone());
         if has_neighbour {

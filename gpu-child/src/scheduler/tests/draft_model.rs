@@ -4,9 +4,6 @@
 use super::*;
 use crate::device::SlidingGroups;
 
-/// Tokens of a sequence in a turn that the model follows from afar.
-const CHUNK: usize = 6;
-
 fn of_model() -> DraftModelLimits {
     DraftModelLimits {
         vocab_size: VOCAB,
@@ -49,7 +46,7 @@ impl Bench {
             return;
         };
         let mut turn = self.scheduler.draft_turn().unwrap();
-        if !turn.begin(CHUNK) {
+        if !turn.begin(self.draft_chunk) {
             return;
         }
         loop {
@@ -59,6 +56,7 @@ impl Bench {
             }
             let rows: usize = work.iter().map(|it| it.tokens.len()).sum();
             assert!(rows <= of_model().max_batch_tokens as usize, "{rows} rows");
+            self.draft_rows += rows;
             device.begin(&work);
             let samples = work.iter().flat_map(SequenceWork::samples);
             let draws: Vec<_> = samples.map(Some).collect();
@@ -281,20 +279,87 @@ fn windows_of_the_model_keep_what_a_rejected_draft_needs() {
 fn the_model_keeps_prefixes() {
     let prompt: Vec<u32> = (0..40).map(|it| it + 8).collect();
     let mut bench = Bench::new(limits(), 64, true).drafting(64, None);
-    let mut steps = Vec::new();
+    let mut rows = Vec::new();
     for request in 1..3 {
+        let before = bench.draft_rows;
         bench.submit(submission(request, &prompt, 20));
         bench.run();
-        let before: u64 = steps.iter().sum();
-        steps.push(bench.step - before);
+        rows.push(bench.draft_rows - before);
         let [offered, accepted] = bench.counted();
         assert_eq!(offered, accepted);
     }
+    // The answers have about as many rows in both.
+    assert!(rows[0] >= 40 && rows[1] <= rows[0] - 30, "{rows:?}");
     let accepted = bench.counted()[1];
     assert!(
         accepted > 25,
         "{accepted}: the second has no chunk to wait for"
     );
+}
+
+/// The pages of its windows hold a part of a chunk.
+#[test]
+fn a_model_with_windows_follows_in_smaller_chunks_where_pages_are_few() {
+    let sliding = SlidingGroups {
+        count: 2,
+        window: 6,
+        ahead: 4,
+        checkpoints: None,
+    };
+    let groups = KvGroups {
+        full: 1,
+        sliding: Some(sliding),
+    };
+    let prompt: Vec<u32> = (0..36).map(|it| it + 8).collect();
+    let own = submission(1, &prompt, 24);
+    let expected = alone_with_groups(&own, 96, groups);
+    // All text in the full group, and six pages in the windows: those of a position and the 5 before it.
+    for (pages, drafts) in [(15 + 6, true), (9 + 6 - 1, false)] {
+        let bench = Bench::with_groups(limits(), 96, true, groups);
+        let mut bench = bench.drafting_with(of_model(), pages, None, groups);
+        bench.draft_chunk = 36;
+        bench.submit(own.clone());
+        bench.run();
+        assert_eq!(bench.outcome(1), &expected);
+        let [offered, accepted] = bench.counted();
+        assert_eq!(offered, accepted);
+        assert_eq!(accepted > 5, drafts, "{accepted} with {pages} pages");
+    }
+}
+
+/// Its turn has begun, and sequences have some of its drafts.
+#[test]
+fn a_model_that_is_removed_in_its_turn_changes_no_token() {
+    let requests = [plain(1, 40), with(plain(2, 40), |it| it.min_tokens = 3)];
+    for turns in [1, 2, 4, 6] {
+        let mut bench = Bench::new(limits(), 96, true).drafting(96, None);
+        requests.iter().for_each(|it| bench.submit(it.clone()));
+        for _ in 0..turns {
+            bench.turn(5);
+        }
+        while !bench.scheduler.draft_turn().unwrap().begin(100) {
+            assert!(bench.turn(5), "the requests have ended");
+        }
+        let mut turn = bench.scheduler.draft_turn().unwrap();
+        let work = turn.work();
+        let device = bench.draft.as_mut().unwrap();
+        device.begin(&work);
+        let draws: Vec<_> = work
+            .iter()
+            .flat_map(SequenceWork::samples)
+            .map(Some)
+            .collect();
+        let drawn = device.draw(&draws);
+        drop(work);
+        turn.take(&drawn).unwrap();
+        bench.scheduler.remove_draft_model();
+        bench.draft = None;
+        assert!(bench.scheduler.draft_turn().is_none() && !bench.scheduler.asks_draft_model());
+        bench.run();
+        for own in &requests {
+            assert_eq!(bench.outcome(own.request.0), &without_drafts(own));
+        }
+    }
 }
 
 #[test]

@@ -2,6 +2,9 @@
 //! they never compute at the same time.
 //!
 //! In the flight recorder a turn is a step of its own, with the phase of drafts and all of its requests.
+//!
+//! A draft changes no token, so no stream ends for lack of drafts: a draft model that computes no numbers, or finds no memory
+//! at a promotion, is out of use for the rest of the child's life.
 
 use super::super::pacer::{Pacer, TARGET};
 use super::super::{Doing, LoadedDraft, Status};
@@ -112,8 +115,14 @@ impl Drafting {
             let began = Instant::now();
             // The deadline of a step is that of each of the turn's.
             status.step_begins(step, began);
-            let drawn = self.executor.step(&batch, &mut NoTap)?;
+            let drawn = self.executor.step(&batch, &mut NoTap);
             let took = began.elapsed();
+            if let Err(Fault::NonFiniteLogits { .. }) = drawn {
+                // The turn ends, and no request is to blame.
+                let all = StepRequests::new(requests.iter().copied());
+                recorder.record(step, Moment::StepEnd, all);
+            }
+            let drawn = drawn?;
             match std::mem::take(&mut is_first) {
                 true if rows > 2 * sequences.len() => self.observe_chunk(rows, took, served_took),
                 _ => pacer.observe_draft_step(decoding, took),

@@ -36,13 +36,16 @@ fn worker(health: &Value) -> Section {
         Some(devices) => in_use(devices),
         None => with_more(&device["id"], &device["name"]),
     };
-    let rows = [
-        ("model", with_more(&model["id"], &model["quant_kind"])),
+    let mut rows = vec![("model", with_more(&model["id"], &model["quant_kind"]))];
+    if let Some(draft_model) = model["draft_model"].as_str() {
+        rows.push(("draft model", draft_model.to_owned()));
+    }
+    rows.extend([
         ("device", device),
         ("version", version(health)),
         ("child", child(&health["child"])),
         ("standby", standby(&health["standby"])),
-    ];
+    ]);
     Section::new("worker", rows)
 }
 
@@ -122,7 +125,7 @@ fn of(part: String, whole: String) -> String {
 fn memory(health: &Value) -> Section {
     let memory = &health["vram"];
     let of_purpose = |name: &str| shown(&memory[format!("{name}_bytes")], bytes);
-    let rows = [
+    let mut rows = vec![
         ("weights", of_purpose("weights")),
         (
             "KV cache",
@@ -130,10 +133,18 @@ fn memory(health: &Value) -> Section {
         ),
         ("scratch", of_purpose("scratch")),
         ("graphs", of_purpose("graphs")),
+    ];
+    if memory["draft_bytes"]
+        .as_u64()
+        .is_some_and(|bytes| bytes > 0)
+    {
+        rows.push(("draft model", of_purpose("draft")));
+    }
+    rows.extend([
         ("context", of_purpose("context")),
         ("kept", of_purpose("custody")),
         ("free", of(of_purpose("free"), of_purpose("total"))),
-    ];
+    ]);
     let title = match several(health) {
         Some(_) => "memory of the first that serves",
         None => "memory of the device",

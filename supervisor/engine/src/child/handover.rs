@@ -17,12 +17,14 @@ use worker_orcd_process::reap::Process;
 pub(crate) enum Once {
     Hello,
     Ready,
+    DraftModelStopped,
 }
 
 /// Frames of those messages.
 #[derive(Debug, Default)]
 pub(super) struct Said {
     hello: Vec<u8>,
+    /// `Ready`, and what follows it.
     ready: Vec<u8>,
 }
 
@@ -35,6 +37,7 @@ impl Child {
         match word {
             Once::Hello => self.said.hello = frame,
             Once::Ready => self.said.ready = frame,
+            Once::DraftModelStopped => self.said.ready.extend(frame),
         }
     }
 
@@ -124,7 +127,7 @@ impl Child {
         self.retold.is_some()
     }
 
-    /// Replays the child's `Ready`.
+    /// Replays the child's `Ready`, and what followed it.
     pub(crate) fn retell(&mut self) {
         if let (Some(retold), Line::Open(link)) = (self.retold.take(), &mut self.line) {
             link.hear_again(&retold);

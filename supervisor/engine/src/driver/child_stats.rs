@@ -82,6 +82,15 @@ impl ChildStats {
         self.load_progress(now, file_bytes, file_bytes);
     }
 
+    pub(super) fn drafts_with(&mut self, model: Option<String>) {
+        self.known.draft_model = model;
+    }
+
+    pub(super) fn draft_model_stopped(&mut self, reason: String) {
+        self.known.draft_model = None;
+        self.known.draft_model_stopped = Some(reason);
+    }
+
     pub(super) fn ready(&mut self, now: Instant) {
         self.known.ready_at = Some(now);
         self.known.progress_at = Some(now);

@@ -46,6 +46,7 @@ impl Observer {
     pub(super) fn loaded(&mut self, now: Instant, seat: &mut Seat, report: &ReadyReport) {
         if let Some(stats) = &mut seat.stats {
             stats.loaded(now, report.memory, report.model.file_bytes);
+            stats.drafts_with(report.draft_model.clone());
             let generation = Generation(stats.known().generation);
             self.snapshots.loaded(generation, report);
         }
@@ -195,6 +196,7 @@ impl Observer {
         for (device, watch) in snapshot.devices.iter_mut().zip(self.gpu.iter()) {
             device.gpu = watch.snapshot().clone();
         }
+        self.snapshots.draft_models(now, &snapshot.children);
         let trouble = shared.crashes.trouble();
         snapshot.impaired = self.snapshots.impairments(now, trouble);
         Some(snapshot)

@@ -23,6 +23,9 @@ use worker_orcd_requests::{Registry, Requests};
 /// Age limit of a snapshot while events occur.
 const STALE_AFTER: Duration = Duration::from_millis(250);
 
+/// Name in `/health` of children that serve without the ordered draft model.
+const DRAFT_MODEL: &str = "draft_model";
+
 #[derive(Debug)]
 pub(super) struct SnapshotBuilder {
     started: Instant,
@@ -214,6 +217,23 @@ impl SnapshotBuilder {
         if self.impaired.remove(what).is_some() {
             self.dirty = true;
             info!(what, "repaired");
+        }
+    }
+
+    /// Reports a draft model that a child serves without, until a child has one and none is without.
+    pub(super) fn draft_models(&mut self, now: Instant, children: &[ChildSnapshot]) {
+        let stopped = |child: &ChildSnapshot| {
+            let reason = child.draft_model_stopped.as_ref()?;
+            Some(format!("generation {}: {reason}", child.generation))
+        };
+        if let Some(because) = children.iter().find_map(stopped) {
+            let known = self.impaired.get(DRAFT_MODEL);
+            if known.is_some_and(|known| known.because != because) {
+                self.impaired.remove(DRAFT_MODEL);
+            }
+            self.impaired(now, DRAFT_MODEL, &because);
+        } else if children.iter().any(|child| child.draft_model.is_some()) {
+            self.repaired(DRAFT_MODEL);
         }
     }
 

@@ -122,6 +122,13 @@ impl Listener<'_> {
                 snapshots.impaired(now, "logits_trace", &message);
                 None
             }
+            Word::DraftModelStopped { message } => {
+                if let Some(stats) = &mut self.seat.stats {
+                    stats.draft_model_stopped(message);
+                }
+                self.observer.snapshots.touch();
+                None
+            }
             Word::Goodbye => Some(ChildEvent::Goodbye),
         }
     }
@@ -209,6 +216,7 @@ fn sent_once(word: &Word) -> Option<Once> {
     match word {
         Word::Hello(_) => Some(Once::Hello),
         Word::Ready(_) => Some(Once::Ready),
+        Word::DraftModelStopped { .. } => Some(Once::DraftModelStopped),
         _ => None,
     }
 }

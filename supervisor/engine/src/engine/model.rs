@@ -34,8 +34,6 @@ pub struct LoadedModel {
     pub max_sequence_tokens: u32,
     /// KV cache capacity in tokens.
     pub kv_capacity_tokens: u64,
-    /// Name of the draft model that the latest child has loaded.
-    pub draft_model: Option<String>,
     /// Identity computed by the child.
     pub identity: ModelIdentity,
     /// Digest of identity, facts and tokenizer. Streams can continue on a model of equal digest.
@@ -91,7 +89,6 @@ impl LoadedModel {
                 max_running: report.max_running,
                 max_sequence_tokens: report.max_sequence_tokens,
                 kv_capacity_tokens: report.kv_capacity_tokens,
-                draft_model: report.draft_model,
                 ..previous.clone()
             });
         }
@@ -111,7 +108,6 @@ impl LoadedModel {
             max_running: report.max_running,
             max_sequence_tokens: report.max_sequence_tokens,
             kv_capacity_tokens: report.kv_capacity_tokens,
-            draft_model: report.draft_model,
             identity: report.identity,
             digest,
         })

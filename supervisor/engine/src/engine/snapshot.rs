@@ -141,6 +141,10 @@ pub struct ChildSnapshot {
     /// Last memory report, with its time.
     pub memory: Option<(MemoryReport, Instant)>,
     pub load: Option<(Load, Instant)>,
+    /// Name of the draft model that it uses.
+    pub draft_model: Option<String>,
+    /// Reason for which it serves without the ordered draft model.
+    pub draft_model_stopped: Option<String>,
     /// Mean over the last seconds, 0 if idle.
     pub tokens_per_second: f64,
 }
@@ -279,6 +283,8 @@ impl ChildSnapshot {
             load_progress: None,
             memory: None,
             load: None,
+            draft_model: None,
+            draft_model_stopped: None,
             tokens_per_second: 0.0,
         }
     }
@@ -351,6 +357,14 @@ impl EngineSnapshot {
         let serves = active().find(|child| child.ready_at.is_some());
         let dying = || children().find(|child| child.role.is_none());
         serves.or_else(|| active().next()).or_else(dying)
+    }
+
+    /// Name of the draft model of the children that serve; `None` if none of them has one.
+    #[must_use]
+    pub fn draft_model(&self) -> Option<&str> {
+        let children = self.children.iter();
+        let mut active = children.filter(|child| child.role == Some(Role::Active));
+        active.find_map(|child| child.draft_model.as_deref())
     }
 
     #[must_use]

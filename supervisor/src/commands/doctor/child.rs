@@ -51,10 +51,14 @@ pub(super) fn confinement(checked: Option<Result<String, String>>) -> Finding {
     }
 }
 
-pub(super) fn model(checked: Result<String, (String, &'static str)>) -> Finding {
+/// `subject`: the model, or the draft model.
+pub(super) fn model(
+    subject: &'static str,
+    checked: Result<String, (String, &'static str)>,
+) -> Finding {
     match checked {
-        Ok(words) => Finding::good("model", words),
-        Err((why, remedy)) => Finding::bad("model", why, remedy),
+        Ok(words) => Finding::good(subject, words),
+        Err((why, remedy)) => Finding::bad(subject, why, remedy),
     }
 }
 

@@ -52,6 +52,20 @@ fn everything_that_a_worker_tells_is_in_the_text() {
 }
 
 #[test]
+fn a_draft_model_is_shown_with_its_memory() {
+    let mut told = answers("m");
+    told.health["model"]["draft_model"] = json!("a small one\u{1b}");
+    told.health["vram"]["draft_bytes"] = json!(3 << 20);
+    let text = view(&told).to_string();
+    for line in [
+        "  model        m (Q4_1)\n  draft model  a small one\\u{1b}\n  device ",
+        "  draft model  3.0 MiB\n",
+    ] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+}
+
+#[test]
 fn nothing_reaches_a_terminal_that_it_would_obey() {
     let mut hostile = answers("a\u{1b}[2J\u{9b}1mb\r\n\u{202e}c");
     hostile.health["reason"] = json!("\u{1b}]0;title\u{7}");
