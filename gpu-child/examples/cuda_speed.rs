@@ -231,8 +231,9 @@ impl Read {
     fn of(model: &support::Model, all: u64) -> Self {
         let bytes = |linear: &FileLinear<'_>| linear.weight.data.len();
         let (weights, mut of_experts) = (model.weights(), 0);
-        for layer in &weights.layers {
-            if let FeedForward::Experts(experts) = &layer.feed_forward {
+        let blocks = weights.layers.iter().flat_map(|layer| &layer.feed_forward);
+        for block in blocks {
+            if let FeedForward::Experts(experts) = &block.part {
                 of_experts += experts.unit.linears().map(bytes).sum::<usize>();
             }
         }

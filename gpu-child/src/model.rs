@@ -46,8 +46,8 @@ pub use gguf::{GgufError, GgufFile, Header, Runs, TensorView};
 pub use gguf_builder::{GgufBuilder, Meta};
 pub use heads::Heads;
 pub use layer::{
-    Attention, DeltaNet, DenseBeside, Experts, FeedForward, GatedUnit, KvOrigin, Layer, LayerInput,
-    LayerInputs, Linear, Mamba, Mapping, Mixer, ModelWeights, SharedExpert, ShortConv,
+    Attention, Block, DeltaNet, DenseBeside, Experts, FeedForward, GatedUnit, KvOrigin, Layer,
+    LayerInput, LayerInputs, Linear, Mamba, Mapping, Mixer, ModelWeights, SharedExpert, ShortConv,
 };
 pub use mamba::MambaConfig;
 pub use model_facts::model_facts;

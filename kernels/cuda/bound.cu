@@ -2,7 +2,7 @@
 //
 // A normalized row is at most sqrt(columns) long before it is multiplied by the norm's weights, so by Cauchy and Schwarz
 // |w y| <= sqrt(columns) |w * norm|, and a bias may be added. An output of a gated linear unit is at most the product of the
-// bounds of its gate and its up, for |silu(g)| and |gelu(g)| are at most |g|. Rounding is not reckoned with: whoever takes
+// bounds of its gate and its up, for |silu(g)|, |gelu(g)| and relu(g) are at most |g|. Rounding is not reckoned with: whoever takes
 // the bound leaves room for it (device/cuda/bounds.rs).
 //
 // Squares are given, and of a sum with a bias twice the sum of both squares. A block a tile, in an order that each device

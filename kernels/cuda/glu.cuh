@@ -9,6 +9,7 @@ enum Activation : int {
     SILU = 0,
     GELU = 1,
     CLAMPED_SWIGLU = 2,
+    RELU = 3,
 };
 
 DEVICE float silu(float g) { return __fdividef(g, __fadd_rn(1.0f, __expf(-g))); }
@@ -37,8 +38,12 @@ constexpr int SWIGLU_LOG_UP = 9;
 constexpr float SWIGLU_UP = 1 << SWIGLU_LOG_UP;
 static_assert(SWIGLU_LIMIT * (SWIGLU_LIMIT + 1.0f) * SWIGLU_UP < 32768.0f);
 
+// Not fmaxf, which would make a number of a NaN.
+DEVICE float relu(float g) { return g < 0.0f ? 0.0f : g; }
+
 DEVICE float glu(int activation, float gate, float up) {
     switch (activation) {
+        case RELU: return __fmul_rn(relu(gate), up);
         case CLAMPED_SWIGLU: return clamped_swiglu(gate, up);
         case GELU: return __fmul_rn(gelu(gate), up);
         case SILU:

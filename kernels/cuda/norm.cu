@@ -194,9 +194,10 @@ template <bool BOUNDED, typename Make> DEVICE void scale_and_write(const RowArgs
 template <bool BOUNDED> DEVICE void scale_all(const RowArgs& a) {
     scale_and_write<BOUNDED>(a, [&](const float* x, int k) { return eight(x, k, a.cols); });
 }
-template <bool BOUNDED> DEVICE void glu_all(const RowArgs& a) {
+// OWN: up is its own gate.
+template <bool BOUNDED, bool OWN = false> DEVICE void glu_all(const RowArgs& a) {
     scale_and_write<BOUNDED>(a, [&](const float* gate, int k) {
-        Eight g = eight(gate, k, a.cols), u = eight(gate + a.cols, k, a.cols);
+        Eight g = eight(gate, k, a.cols), u = OWN ? g : eight(gate + a.cols, k, a.cols);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             g.low.v[i] = glu(a.activation, g.low.v[i], u.low.v[i]);
@@ -216,3 +217,8 @@ extern "C" __global__ void __launch_bounds__(MAX_ROW_THREADS)
 glu_rows(const __grid_constant__ RowArgs a) { glu_all<false>(a); }
 extern "C" __global__ void __launch_bounds__(MAX_ROW_THREADS)
 glu_bounded_rows(const __grid_constant__ RowArgs a) { glu_all<true>(a); }
+// `input` holds up alone.
+extern "C" __global__ void __launch_bounds__(MAX_ROW_THREADS)
+glu_own_rows(const __grid_constant__ RowArgs a) { glu_all<false, true>(a); }
+extern "C" __global__ void __launch_bounds__(MAX_ROW_THREADS)
+glu_own_bounded_rows(const __grid_constant__ RowArgs a) { glu_all<true, true>(a); }

@@ -17,6 +17,8 @@ pub enum Activation {
     /// `gate / (1 + exp(-α gate)) * (up + 1)`, with the gate clamped to at most [`SWIGLU_LIMIT`], `up` to plus and
     /// minus that, and α = [`SWIGLU_ALPHA`].
     ClampedSwiglu = 2,
+    /// `max(gate, 0) * up`: ReGLU. If the gate is `up` itself, it is the square of a ReLU (Primer, arXiv:2109.08668).
+    Relu = 3,
 }
 
 /// `-2 sqrt(2 / pi)`.
@@ -42,6 +44,8 @@ impl Activation {
                 let gate = if gate > limit { limit } else { gate };
                 gate / (1.0 + (-alpha * gate).exp()) * (up.clamp(-limit, limit) + 1.0)
             }
+            // Not `max`, which would make a number of a NaN.
+            Self::Relu => (if gate < 0.0 { 0.0 } else { gate }) * up,
         }
     }
 
@@ -64,6 +68,7 @@ impl Activation {
                 let up = up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT) + 1.0;
                 gate / (1.0 + (-SWIGLU_ALPHA * gate).exp()) * up
             }
+            Self::Relu => (if gate < 0.0 { 0.0 } else { gate }) * up,
         }
     }
 }
@@ -79,6 +84,7 @@ mod tests {
             (Activation::Silu, "SILU"),
             (Activation::Gelu, "GELU"),
             (Activation::ClampedSwiglu, "CLAMPED_SWIGLU"),
+            (Activation::Relu, "RELU"),
         ] {
             let line = format!("{name} = {},", activation as i32);
             assert!(header.contains(&line), "{line}");

@@ -21,10 +21,11 @@ fn rmsnorm_agrees_at_every_width() {
 }
 
 /// Each with what it may be apart from the reference, relatively: of the clamped one the exponent itself is rounded.
-const ACTIVATIONS: [(Activation, f32); 3] = [
+const ACTIVATIONS: [(Activation, f32); 4] = [
     (Activation::Silu, 1e-6),
     (Activation::Gelu, 1e-6),
     (Activation::ClampedSwiglu, 1e-5),
+    (Activation::Relu, 1e-7),
 ];
 
 #[test]
@@ -41,7 +42,7 @@ fn glu_agrees_from_one_end_of_the_range_to_the_other() {
                 // Where GELU is next to nothing, a rounding of what is exponentiated is a large part of it.
                 let rounded = match activation {
                     Activation::Gelu => 0.1 * eight[i].abs().min(1.0) * up[0][i].abs(),
-                    Activation::Silu | Activation::ClampedSwiglu => 0.0,
+                    Activation::Silu | Activation::ClampedSwiglu | Activation::Relu => 0.0,
                 };
                 // Past exp's range the result is a tiny number instead of zero.
                 let allowed = apart * (want.abs() + rounded) + 1e-34;

@@ -9,7 +9,7 @@ first one, which is of the same kind, stands in their place, with the family's o
 characters, every way to split one of its pieces in two pieces. Nor Qwen3.5's vocabulary, for which the first words of Qwen3's
 stand, nor its template, for which `QWEN35_TEMPLATE` stands (axolotl's `qwen3_5` writes the calls of Qwen3; `qwen35moe` has it);
 nor SmolLM3's template, which ChatML stands for (its vocabulary is Llama 3's); nor what gpt-oss, Seed-OSS, ERNIE 4.5, GLM-4.5,
-MiniMax-M2, LFM2 and Granite have: words of Qwen's or pieces of Mistral's with their control tokens, and a template of their format's frame.
+MiniMax-M2, LFM2, Granite and Nemotron have: words of Qwen's or pieces of Mistral's with their control tokens, and a template of their format's frame.
 
 A file of `tiktoken` has byte strings by rank and no merges. A pair of neighbours is merged if it is in the file, the one
 of the lowest rank first: so every way to split a token in two tokens is a merge with the rank of the token.
@@ -129,6 +129,19 @@ GRANITE_TEMPLATE = r"""
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|start_of_role|>assistant<|end_of_role|>' }}{%- endif %}
 """
+
+NEMOTRON_SPECIALS = ["<unk>", "<s>", "</s>", "<SPECIAL_10>", "<SPECIAL_11>", "<SPECIAL_12>"]
+NEMOTRON_TEMPLATE = (
+    "{{- '<SPECIAL_10>System\n' }}"
+    "{%- for message in messages %}"
+    "{%- if message.role == 'system' %}{{- message.content }}{% endif %}"
+    "{%- endfor %}{{- '\n' }}"
+    "{%- for message in messages %}"
+    "{%- if message.role == 'user' %}{{- '<SPECIAL_11>User\n' + message.content + '\n' }}"
+    "{%- elif message.role == 'assistant' %}{{- '<SPECIAL_11>Assistant\n' + message.content + '\n<SPECIAL_12>\n' }}{% endif %}"
+    "{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<SPECIAL_11>Assistant\n' }}{% endif %}"
+)
 
 # Calls as tags of functions and parameters, their results in a user's turn, thoughts of the last turn only.
 QWEN35_TEMPLATE = r"""
@@ -433,6 +446,12 @@ def granite(model):
     return of_tiktoken(ranks, "dbrx", GRANITE_SPECIALS, GRANITE_TEXTS, "<|end_of_text|>", "<|end_of_text|>", False, FEW)
 
 
+def nemotron(model):
+    del model
+    ranks = DATA / "dashscope/resources/qwen.tiktoken"
+    return of_tiktoken(ranks, "pixtral", NEMOTRON_SPECIALS, [], "<s>", "<SPECIAL_12>", False, FEW)
+
+
 def ernie(model):
     del model
     vocabulary = of_sentence_piece(DATA / "mistral_common/data/tokenizer.model.v1")
@@ -568,6 +587,8 @@ FAMILIES = [
     Family("lfm2moe", "lfm2moe", lfm2, lambda _: LFM2_TEMPLATE, has_tools=False),
     Family("granitehybrid", "granitehybrid", granite, lambda _: GRANITE_TEMPLATE, has_tools=True),
     Family("granitehybrid-experts", "granitehybrid-experts", granite, lambda _: GRANITE_TEMPLATE, has_tools=True),
+    Family("nemotron_h", "nemotron_h", nemotron, lambda _: NEMOTRON_TEMPLATE, has_tools=False),
+    Family("nemotron_h_moe", "nemotron_h_moe", few_of_qwen3, lambda _: QWEN35_TEMPLATE, has_tools=True),
 ]
 
 # Positions of these models: a prompt with tools has some hundred tokens.

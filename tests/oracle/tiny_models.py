@@ -50,6 +50,8 @@ MAMBA_WIDTH = N_MAMBA_HEADS * MAMBA_DIM
 MAMBA_CHANNELS = MAMBA_WIDTH + 2 * N_MAMBA_GROUPS * MAMBA_STATE
 # Positions that a short convolution sees.
 CONV_KERNEL = 3
+# Squares are large beside what the rest of a row has, and routers see them.
+NEMOTRON_DOWN = 0.3
 # Products of three numbers have large ones among them, beside which rounding takes much of the others.
 CONV_OUT = 0.5
 # How far the experts of a token are ahead of the others.
@@ -131,6 +133,8 @@ class Variant:
     # with attention rotate.
     mamba_layers: tuple[int, ...] = ()
     rotates: bool = True
+    # Nemotron-H: layers of one block: those with a feed-forward part, which has no gate. The others have a mixer alone.
+    feed_forward_layers: tuple[int, ...] = ()
     # Gemma 4: norms of values, a factor of each layer's output, windows in a list, capped logits, and in layers that see
     # all: heads of this size, one for keys and values, a quarter of the pairs turning.
     whole_head_dim: int | None = None
@@ -161,7 +165,15 @@ class Variant:
         return layer in self.mamba_layers
 
     def has_attention(self, layer):
-        return not (self.has_delta_net(layer) or self.has_conv(layer) or self.has_mamba(layer))
+        is_recurrent = self.has_delta_net(layer) or self.has_conv(layer) or self.has_mamba(layer)
+        return not is_recurrent and layer not in self.feed_forward_layers
+
+    @property
+    def is_nemotron(self):
+        return bool(self.feed_forward_layers)
+
+    def has_feed_forward(self, layer):
+        return not self.is_nemotron or layer in self.feed_forward_layers
 
     @property
     def is_gemma4(self):
@@ -173,7 +185,7 @@ class Variant:
         return "post_attention_norm" if is_post else "ffn_norm"
 
     def has_experts(self, layer):
-        return self.experts_used > 0 and layer >= self.dense_layers
+        return self.experts_used > 0 and layer >= self.dense_layers and self.has_feed_forward(layer)
 
     @property
     def shared_width(self):
@@ -182,7 +194,7 @@ class Variant:
 
     @property
     def gates_shared(self):
-        return self.shared_expert and self.architecture not in ("ernie4_5-moe", "granitehybrid")
+        return self.shared_expert and self.architecture not in ("ernie4_5-moe", "granitehybrid", "nemotron_h_moe")
 
     def sees_all(self, layer):
         return (layer + 1) % self.window_period == 0
@@ -206,6 +218,10 @@ class Variant:
         return layer >= self.layers - self.shared_kv_layers
 
     def n_ff(self, layer):
+        if not self.has_feed_forward(layer):
+            return 0
+        if self.is_nemotron and self.experts_used:
+            return self.expert_width
         return 2 * N_FF if self.shares_kv(layer) else N_FF
 
     def q_width(self, layer):
@@ -345,6 +361,13 @@ EXTRA = [
         "granitehybrid-experts", "granitehybrid", head_dim=64, layers=3, tied=True, mamba_layers=(0, 2), rotates=False, tokens=40,
         experts_used=3, expert_width=N_FF, shared_expert=True,
     ),
+    Variant(
+        "nemotron_h", "nemotron_h", head_dim=64, layers=5, mamba_layers=(0, 4), feed_forward_layers=(1, 3), rotates=False, tokens=75
+    ),
+    Variant(
+        "nemotron_h_moe", "nemotron_h_moe", head_dim=64, layers=5, mamba_layers=(0, 4), feed_forward_layers=(1, 3), rotates=False,
+        tokens=40, experts_used=3, shared_expert=True, choice_bias=True, weights_norm=True, weights_scale=2.5,
+    ),
     Variant("phi3-partial-rope", "phi3", head_dim=64, fused=True, tied=True, rope_dims=48),
 ]  # fmt: skip
 
@@ -356,7 +379,7 @@ FREE += [
     if variant.shared_count
 ]
 FREE += [
-    replace(variant, name=f"{variant.name}-free", free_seed=1) for variant in EXTRA if variant.architecture in ("ernie4_5-moe", "lfm2moe")
+    replace(variant, name=f"{variant.name}-free", free_seed=1) for variant in EXTRA if variant.architecture in ("ernie4_5-moe", "lfm2moe", "nemotron_h_moe")
 ]
 
 
@@ -405,6 +428,8 @@ def write(path, variant, type_name, seed, pooling=None, tensors_a_file=0, vocabu
             scale *= 0.1
         if variant.gpt_oss and "ffn_down_exps" in name:
             scale *= GPT_OSS_DOWN
+        if variant.is_nemotron and "ffn_down" in name:
+            scale *= NEMOTRON_DOWN
         if "shortconv.out_proj" in name:
             scale *= CONV_OUT
         values = rng.standard_normal(shape) * scale
@@ -424,13 +449,15 @@ def _hyperparameters(writer, variant, n_vocab, context):
     writer.add_embedding_length(N_EMBD)
     writer.add_block_count(variant.layers)
     widths = [variant.n_ff(layer) for layer in range(variant.layers)]
-    writer.add_feed_forward_length(widths if variant.shared_kv_layers else N_FF)
+    writer.add_feed_forward_length(widths if variant.shared_kv_layers or variant.is_nemotron else N_FF)
     writer.add_head_count(N_HEADS)
     writer.add_head_count_kv(variant.kv_heads())
     head_dim = variant.whole_head_dim or variant.head_dim
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(variant.epsilon)
+    if variant.is_nemotron:
+        writer.add_layer_norm_eps(variant.epsilon)
     writer.add_rope_freq_base(variant.rope_base)
     writer.add_rope_dimension_count(variant.rope_dims or head_dim)
     writer.add_vocab_size(n_vocab)
@@ -466,6 +493,7 @@ def _hyperparameters(writer, variant, n_vocab, context):
         writer.add_ssm_state_size(MAMBA_STATE)
         writer.add_ssm_time_step_rank(N_MAMBA_HEADS)
         writer.add_ssm_group_count(N_MAMBA_GROUPS)
+    if variant.architecture == "granitehybrid":
         writer.add_rope_scaling_finetuned(variant.rotates)
         writer.add_embedding_scale(1.5)
         writer.add_residual_scale(0.7)
@@ -530,6 +558,8 @@ def _matrices(variant, n_vocab):
         elif variant.has_mamba(layer):
             yield block + "ssm_in.weight", (MAMBA_WIDTH + MAMBA_CHANNELS + N_MAMBA_HEADS, N_EMBD)
             yield block + "ssm_out.weight", (N_EMBD, MAMBA_WIDTH)
+        elif not variant.has_attention(layer) and not variant.has_conv(layer):
+            pass
         elif variant.has_conv(layer):
             yield block + "shortconv.in_proj.weight", (3 * N_EMBD, N_EMBD)
             yield block + "shortconv.out_proj.weight", (N_EMBD, N_EMBD)
@@ -542,9 +572,10 @@ def _matrices(variant, n_vocab):
                 yield block + "attn_k.weight", (variant.kv_width(layer), N_EMBD)
                 if variant.has_values(layer):
                     yield block + "attn_v.weight", (variant.kv_width(layer), N_EMBD)
-        has_dense = not variant.has_experts(layer) or variant.is_gemma4
+        has_dense = variant.has_feed_forward(layer) and (not variant.has_experts(layer) or variant.is_gemma4)
         if not variant.fused and has_dense:
-            yield block + "ffn_gate.weight", (variant.n_ff(layer), N_EMBD)
+            if not variant.is_nemotron:
+                yield block + "ffn_gate.weight", (variant.n_ff(layer), N_EMBD)
             yield block + "ffn_up.weight", (variant.n_ff(layer), N_EMBD)
         if variant.has_attention(layer):
             yield block + "attn_output.weight", (N_EMBD, variant.q_width(layer))
@@ -558,7 +589,8 @@ def _matrices(variant, n_vocab):
             continue
         for kind, width, experts in [("exps", variant.expert_width, (N_EXPERTS,)), ("shexp", variant.shared_width, ())]:
             if width:
-                yield f"{block}ffn_gate_{kind}.weight", (*experts, width, N_EMBD)
+                if not variant.is_nemotron:
+                    yield f"{block}ffn_gate_{kind}.weight", (*experts, width, N_EMBD)
                 yield f"{block}ffn_up_{kind}.weight", (*experts, width, N_EMBD)
                 yield f"{block}ffn_down_{kind}.weight", (*experts, N_EMBD, width)
 
@@ -575,7 +607,8 @@ def _vectors(variant, rng):
     for layer in range(variant.layers):
         block = f"blk.{layer}."
         yield block + "attn_norm.weight", norm(N_EMBD)
-        yield f"{block}{variant.ffn_norm}.weight", norm(N_EMBD)
+        if not variant.is_nemotron:
+            yield f"{block}{variant.ffn_norm}.weight", norm(N_EMBD)
         if variant.gpt_oss:
             yield block + "attn_sinks.weight", 2.0 * rng.standard_normal(N_HEADS)
             yield block + "attn_output.bias", 0.5 * rng.standard_normal(N_EMBD)
@@ -669,7 +702,7 @@ class Routers:
             self.leads = lead * self._directions[order[:, : variant.experts_used]].sum(axis=1)
 
     def tensors(self):
-        for layer in range(self._variant.dense_layers, self._variant.layers):
+        for layer in filter(self._variant.has_experts, range(self._variant.layers)):
             router = self._rng.standard_normal((N_EXPERTS, N_EMBD)) * N_EMBD**-0.5
             yield f"blk.{layer}.ffn_gate_inp.weight", router if self._is_free else self._directions
             if self._variant.gpt_oss:

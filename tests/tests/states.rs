@@ -23,6 +23,7 @@ fn a_recurrent_state_is_adopted_upgraded_and_shared_by_the_next_turn() {
         Architecture::Qwen35,
         Architecture::Lfm2,
         Architecture::GraniteHybrid,
+        Architecture::NemotronHMoe,
     ] {
         is_adopted_upgraded_and_shared(architecture);
     }

@@ -26,16 +26,18 @@ const LIBRARY: &str = "libplayed_cuda.so";
 const PROGRAMS: [&str; 2] = ["gpu-child/src/lib.rs", "gpu-child/tests/cuda/main.rs"];
 
 /// Tests that CI runs.
-const IN_CI: [&str; 15] = [
+const IN_CI: [&str; 17] = [
     "parity::every_type_agrees_with_the_references",
     "parity::norms_behind_blocks_two_rotations_and_scales_agree",
     "parity::delta_nets_and_gated_attention_agree_with_the_references",
     "parity::short_convolutions_agree_with_the_references",
     "parity::state_spaces_agree_with_the_references",
+    "parity::layers_of_one_block_agree_with_the_references",
     "gemma4::layers_of_both_kinds_agree_with_the_references",
     "exactness::a_state_keeps_the_law_from_block_to_block",
     "exactness::a_short_convolution_keeps_the_law_from_block_to_block",
     "exactness::a_state_space_keeps_the_law_from_block_to_block",
+    "exactness::layers_of_one_block_keep_the_law_from_block_to_block",
     "experts::routers_by_sigmoid_and_joint_norms_agree_with_the_references",
     "experts::gpt_oss_agrees_with_the_references_past_its_window_and_splits",
     "kept_kv::adopted_pages_compute_the_same_bits_and_changed_ones_are_refused",

@@ -35,6 +35,7 @@ pub fn config(shape: &str) -> Result<ModelConfig, String> {
         experts: None,
         n_ff,
         ff_widths: None,
+        feed_forward_layers: None,
         n_heads,
         n_kv_heads,
         head_dim,

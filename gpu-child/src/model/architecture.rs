@@ -33,6 +33,8 @@ pub enum Architecture {
     Lfm2,
     Lfm2Moe,
     GraniteHybrid,
+    NemotronH,
+    NemotronHMoe,
 }
 
 /// Properties specific to an architecture's files.
@@ -83,6 +85,12 @@ pub(super) struct Conventions {
     pub(super) has_rank_head: bool,
     /// Activation of the feed-forward part.
     pub(super) activation: Activation,
+    /// Units of the feed-forward part, shared experts too, have a [gate](super::GatedUnit::has_gate).
+    pub(super) has_gate: bool,
+    /// A layer is a mixer or a feed-forward part ([`feed_forward_layers`](super::ModelConfig::feed_forward_layers)).
+    pub(super) has_layers_of_one_block: bool,
+    /// The epsilon of norms may have the key of LayerNorm's.
+    pub(super) may_have_eps_of_layer_norms: bool,
     pub(super) experts: Experts,
     /// Attention's output has gates.
     pub(super) gates_attention: bool,
@@ -120,6 +128,9 @@ const PLAIN: Conventions = Conventions {
     has_ff_widths: false,
     has_rank_head: false,
     activation: Activation::Silu,
+    has_gate: true,
+    has_layers_of_one_block: false,
+    may_have_eps_of_layer_norms: false,
     experts: Experts::None,
     gates_attention: false,
     output_norm: "output_norm.weight",
@@ -258,6 +269,31 @@ const GRANITE_HYBRID: Conventions = Conventions {
     ..PLAIN
 };
 
+/// Nemotron-H and Nemotron Nano 2.
+const NEMOTRON_H: Conventions = Conventions {
+    unrotated_every: Some(1),
+    ffn_norm: "attn_norm.weight",
+    activation: Activation::Relu,
+    has_gate: false,
+    has_layers_of_one_block: true,
+    may_have_eps_of_layer_norms: true,
+    recurrence: Recurrence::Mamba,
+    ..PLAIN
+};
+
+/// Nemotron 3.
+const NEMOTRON_H_MOE: Conventions = Conventions {
+    experts: Experts::Always(Mixture {
+        weighing: Weighing::Sigmoid,
+        has_options: true,
+        choice_bias: ChoiceBias::Required,
+        shared: Shared::Optional,
+        ..MIXTURE
+    }),
+    may_have_mtp: true,
+    ..NEMOTRON_H
+};
+
 /// GLM-4.5, 4.6 and 4.7.
 const GLM_4_MOE: Conventions = Conventions {
     qk_norms: QkNorms::OptionalOfHeads,
@@ -283,7 +319,7 @@ pub(super) enum Recurrence {
     DeltaNet(HeadOrder),
     /// A short convolution in the layers without heads of keys and values.
     ShortConv,
-    /// Mamba-2 in the layers without heads of keys and values.
+    /// Mamba-2 in the layers without heads of keys and values, and without a feed-forward part if layers have one block.
     Mamba,
 }
 
@@ -406,7 +442,7 @@ pub(super) enum RopeFactors {
 }
 
 impl Architecture {
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 26] = [
         Self::Llama,
         Self::Qwen2,
         Self::Qwen3,
@@ -431,6 +467,8 @@ impl Architecture {
         Self::Lfm2,
         Self::Lfm2Moe,
         Self::GraniteHybrid,
+        Self::NemotronH,
+        Self::NemotronHMoe,
     ];
 
     /// Name in `general.architecture`, and prefix of every key.
@@ -461,6 +499,8 @@ impl Architecture {
             Self::Lfm2 => "lfm2",
             Self::Lfm2Moe => "lfm2moe",
             Self::GraniteHybrid => "granitehybrid",
+            Self::NemotronH => "nemotron_h",
+            Self::NemotronHMoe => "nemotron_h_moe",
         }
     }
 
@@ -538,6 +578,8 @@ impl Architecture {
             Self::Lfm2 => LFM_2,
             Self::Lfm2Moe => LFM_2_MOE,
             Self::GraniteHybrid => GRANITE_HYBRID,
+            Self::NemotronH => NEMOTRON_H,
+            Self::NemotronHMoe => NEMOTRON_H_MOE,
             Self::Gemma3 => GEMMA_3,
             Self::Gemma4 => GEMMA_4,
         }

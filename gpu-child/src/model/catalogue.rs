@@ -172,6 +172,20 @@ pub const SERVED: &[Served] = &[
         held_by: &["granitehybrid-experts"],
     },
     Served {
+        architecture: Architecture::NemotronH,
+        with_key: None,
+        models: "Nemotron-H 4B to 56B and Nemotron Nano 2: layers of one block, of which most have state spaces (Mamba-2) or a feed-forward part without a gate, and few attention",
+        on_cuda: true,
+        held_by: &["nemotron_h"],
+    },
+    Served {
+        architecture: Architecture::NemotronHMoe,
+        with_key: Some("expert_count"),
+        models: "Nemotron 3 Nano: as above, with experts, one that is shared, a router of sigmoids, and biases that only choose; experts of a latent width (Nemotron 3 Super) are refused, and blocks that predict further tokens (MTP) are not used",
+        on_cuda: true,
+        held_by: &["nemotron_h_moe"],
+    },
+    Served {
         architecture: Architecture::GptOss,
         with_key: Some("expert_count"),
         models: "gpt-oss-20b and -120b",
@@ -253,13 +267,7 @@ pub const REFUSED: &[Refused] = &[
         needs: "state-space layers, which have a recurrent state, in place of attention",
     },
     Refused {
-        names: &[
-            "jamba",
-            "nemotron_h",
-            "nemotron_h_moe",
-            "falcon-h1",
-            "plamo2",
-        ],
+        names: &["jamba", "falcon-h1", "plamo2"],
         needs: "state-space layers, which have a recurrent state, beside attention",
     },
     Refused {

@@ -29,8 +29,10 @@ pub struct ModelConfig {
     /// Width of a dense feed-forward part: the largest, if layers differ. Files with experts have the key too, but mostly no
     /// such part.
     pub n_ff: usize,
-    /// Widths of the dense feed-forward parts of all layers, if they differ.
+    /// Widths of the dense feed-forward parts of all layers, if they differ; 0 in layers without one.
     pub ff_widths: Option<Vec<usize>>,
+    /// Layers of one block: true for those with a feed-forward part, the others have a mixer. `None`: all layers have both.
+    pub feed_forward_layers: Option<Vec<bool>>,
     /// `None`: the feed-forward part is dense in all layers.
     pub experts: Option<ExpertsConfig>,
     pub n_heads: usize,
@@ -132,7 +134,24 @@ impl ModelConfig {
     /// The experts of a layer, if the layer has them.
     #[must_use]
     pub fn experts_of(&self, layer: usize) -> Option<&ExpertsConfig> {
-        self.experts.as_ref().filter(|experts| experts.is_in(layer))
+        let experts = self.experts.as_ref().filter(|experts| experts.is_in(layer));
+        experts.filter(|_| self.has_feed_forward(layer))
+    }
+
+    #[must_use]
+    pub fn has_feed_forward(&self, layer: usize) -> bool {
+        let layers = self.feed_forward_layers.as_ref();
+        layers.is_none_or(|layers| layers[layer])
+    }
+
+    #[must_use]
+    pub fn has_mixer(&self, layer: usize) -> bool {
+        self.feed_forward_layers.is_none() || !self.has_feed_forward(layer)
+    }
+
+    #[must_use]
+    pub fn has_attention(&self, layer: usize) -> bool {
+        self.has_mixer(layer) && !self.is_recurrent(layer)
     }
 
     /// Width of the dense feed-forward parts, if any layer has one.
@@ -206,11 +225,16 @@ impl ModelConfig {
                 ModelError::bad_value(keys.key(MTP_LAYERS), message)
             })?;
         let n_embd = keys.positive("embedding_length")?;
-        let (n_ff, ff_widths) = keys.feed_forward(n_layers)?;
+        let FeedForwardWidths {
+            largest: n_ff,
+            of_layers: ff_widths,
+            layers: feed_forward_layers,
+        } = keys.feed_forward(n_layers)?;
         let context_length = keys.positive("context_length")?;
         let windows = WindowedLayers::read(&keys, n_layers)?;
         let norm_eps = keys.norm_eps()?;
-        let recurrent = recurrent::read(&keys, (n_embd, n_layers), norm_eps)?;
+        let feed_forward = feed_forward_layers.as_deref();
+        let recurrent = recurrent::read(&keys, (n_embd, n_layers), feed_forward, norm_eps)?;
         let residual_scale = keys.factor(RESIDUAL_SCALE)?;
         let residual_eps = keys.derived(RESIDUAL_SCALE, norm_eps / residual_scale.powi(2))?;
         let heads = heads::read(&keys, n_embd, n_layers, &windows)?;
@@ -228,6 +252,7 @@ impl ModelConfig {
             n_embd,
             n_ff,
             ff_widths,
+            feed_forward_layers,
             experts: experts::read(&keys, n_ff, n_layers)?,
             n_heads,
             n_kv_heads,
@@ -276,6 +301,15 @@ fn vocab_size(header: &Header<'_>) -> Result<usize, ModelError> {
         0 => Err(ModelError::bad_value(KEY, "the vocabulary is empty")),
         len => Ok(len),
     }
+}
+
+/// Widths of the dense feed-forward parts.
+struct FeedForwardWidths {
+    largest: usize,
+    /// [`ModelConfig::ff_widths`].
+    of_layers: Option<Vec<usize>>,
+    /// [`ModelConfig::feed_forward_layers`].
+    layers: Option<Vec<bool>>,
 }
 
 /// The header, seen through one architecture's prefix.
@@ -386,29 +420,61 @@ impl<'h, 'a> Keys<'h, 'a> {
         }
     }
 
-    /// Width of the dense feed-forward parts, the largest if they differ; then those of all layers.
-    fn feed_forward(&self, n_layers: usize) -> Result<(usize, Option<Vec<usize>>), ModelError> {
+    /// Widths of the dense feed-forward parts. In layers of one block, those without a width have a mixer.
+    fn feed_forward(&self, n_layers: usize) -> Result<FeedForwardWidths, ModelError> {
         const NAME: &str = "feed_forward_length";
         let key = self.key(NAME);
+        let conventions = self.architecture.conventions();
+        let one_block = conventions.has_layers_of_one_block;
         let array = match self.header.get(&key) {
-            Some(Value::Array(array)) if self.architecture.conventions().has_ff_widths => array,
-            _ => return Ok((self.positive(NAME)?, None)),
+            Some(Value::Array(array)) if conventions.has_ff_widths || one_block => array,
+            Some(_) if one_block => {
+                return Err(ModelError::bad_value(key, "must be a list of layers"));
+            }
+            _ => {
+                return Ok(FeedForwardWidths {
+                    largest: self.positive(NAME)?,
+                    of_layers: None,
+                    layers: None,
+                });
+            }
         };
-        if array.len != n_layers {
-            let message = format!("{} entries for {n_layers} layers", array.len);
-            return Err(ModelError::bad_value(key, message));
-        }
+        self.check_length(NAME, array.len, n_layers)?;
         let width = |value: Value<'_>| {
             let width = value.as_u64().and_then(|width| u32::try_from(width).ok());
-            let width = width.filter(|width| *width > 0);
+            let width = width.filter(|width| one_block || *width > 0);
             width
                 .map(|width| width as usize)
                 .ok_or_else(|| ModelError::bad_value(&key, "must be positive numbers"))
         };
-        let widths: Vec<usize> = array.values().map(width).collect::<Result<_, _>>()?;
+        let widths = array.values().map(width).take(n_layers);
+        let widths: Vec<usize> = widths.collect::<Result<_, _>>()?;
         let largest = widths.iter().max().copied().unwrap_or_default();
+        if largest == 0 {
+            let feature = "no layer with a feed-forward part";
+            return Err(ModelError::unsupported(key, feature));
+        }
         let differ = widths.iter().any(|width| *width != largest);
-        Ok((largest, differ.then_some(widths)))
+        let layers = widths.iter().map(|width| *width > 0);
+        Ok(FeedForwardWidths {
+            largest,
+            layers: one_block.then(|| layers.collect()),
+            of_layers: differ.then_some(widths),
+        })
+    }
+
+    /// Checks the length of a list with a value for each layer. Layers that predict further tokens may follow.
+    pub(super) fn check_length(
+        &self,
+        name: &str,
+        found: usize,
+        n_layers: usize,
+    ) -> Result<(), ModelError> {
+        if found == n_layers || found == n_layers + self.mtp_layers()? {
+            return Ok(());
+        }
+        let message = format!("{found} entries for {n_layers} layers");
+        Err(ModelError::bad_value(self.key(name), message))
     }
 
     /// A positive factor; 1 if the key is missing or 0, as in llama.cpp.
@@ -479,11 +545,13 @@ impl<'h, 'a> Keys<'h, 'a> {
     }
 
     fn norm_eps(&self) -> Result<f32, ModelError> {
-        let key = self.key("attention.layer_norm_rms_epsilon");
-        let eps = self
-            .header
-            .f32(&key)?
-            .ok_or_else(|| GgufError::MissingKey(key.clone()))?;
+        let mut key = self.key("attention.layer_norm_rms_epsilon");
+        let mut eps = self.header.f32(&key)?;
+        if eps.is_none() && self.architecture.conventions().may_have_eps_of_layer_norms {
+            key = self.key("attention.layer_norm_epsilon");
+            eps = self.header.f32(&key)?;
+        }
+        let eps = eps.ok_or_else(|| GgufError::MissingKey(key.clone()))?;
         if eps.is_finite() && eps >= 0.0 {
             Ok(eps)
         } else {

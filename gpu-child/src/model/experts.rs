@@ -272,6 +272,9 @@ fn refuse_unsupported(keys: &Keys<'_, '_>, mixture: &Mixture) -> Result<(), Mode
     if keys.count("expert_group_count")? > 1 {
         return unsupported("expert_group_count", "experts in groups");
     }
+    if keys.count("moe_latent_size")? > 0 {
+        return unsupported("moe_latent_size", "experts of a latent width");
+    }
     // Experts in the last of each group of this many layers.
     let every = keys.count("interleave_moe_layer_step")?;
     let is_known = every == 0 || every == 1 && mixture.may_begin_dense;

@@ -12,21 +12,25 @@ pub struct Linear<M, V> {
     pub bias: Option<V>,
 }
 
+/// A mixer and a feed-forward part, or one of them.
 #[derive(Debug, Clone, Copy)]
 pub struct Layer<M, V> {
-    /// Norm of the mixer's input.
-    pub attn_norm: V,
-    pub mixer: Mixer<M, V>,
-    /// Norm of the mixer's output, before its addition to the residual stream.
-    pub attn_post_norm: Option<V>,
-    pub ffn_norm: V,
-    pub feed_forward: FeedForward<M, V>,
-    /// Norm of the feed-forward part's output.
-    pub ffn_post_norm: Option<V>,
+    pub mixer: Option<Block<V, Mixer<M, V>>>,
+    /// Behind the mixer.
+    pub feed_forward: Option<Block<V, FeedForward<M, V>>>,
     /// Part for the per-layer input, behind the feed-forward part.
     pub input: Option<LayerInput<M, V>>,
     /// Factor of the residual stream behind the layer, `[1]`.
     pub output_scale: Option<V>,
+}
+
+/// A part of a layer between the norm of its input and the addition of its output to the residual stream.
+#[derive(Debug, Clone, Copy)]
+pub struct Block<V, P> {
+    pub norm: V,
+    pub part: P,
+    /// Norm of the output, before its addition.
+    pub post_norm: Option<V>,
 }
 
 /// The part of a layer in which a token sees earlier ones.
@@ -132,8 +136,11 @@ pub enum FeedForward<M, V> {
 /// `down (activation(gate x) * (up x))`.
 #[derive(Debug, Clone, Copy)]
 pub struct GatedUnit<M, V> {
-    /// Gate and up. A file may keep them in one tensor, as `qkv`.
+    /// Gate and up. A file may keep them in one tensor, as `qkv`. Without a gate both are up.
     pub gate_up: [Linear<M, V>; 2],
+    /// Without a gate, up is its own: with [`Activation::Relu`](worker_orcd_kernels::Activation::Relu) that is the square of a
+    /// ReLU.
+    pub has_gate: bool,
     pub down: Linear<M, V>,
 }
 
@@ -294,7 +301,7 @@ impl<M, V> ModelWeights<M, V> {
 impl<M, V> Layer<M, V> {
     /// Attention, if that is the layer's mixer.
     pub fn attention(&self) -> Option<&Attention<M, V>> {
-        match &self.mixer {
+        match &self.mixer.as_ref()?.part {
             Mixer::Attention(attention) => Some(attention),
             Mixer::DeltaNet(_) | Mixer::ShortConv(_) | Mixer::Mamba(_) => None,
         }
@@ -302,27 +309,11 @@ impl<M, V> Layer<M, V> {
 
     /// Every matrix of the layer, with its bias.
     pub fn linears(&self) -> impl Iterator<Item = &Linear<M, V>> {
-        let mixer = self.mixer.linears();
-        let (router, unit, shared, beside) = match &self.feed_forward {
-            FeedForward::Dense(unit) => (None, unit, None, None),
-            FeedForward::Experts(experts) => {
-                let (shared, beside) = (experts.shared.as_ref(), experts.beside.as_ref());
-                (Some(&experts.router), &experts.unit, shared, beside)
-            }
-        };
-        let beside = beside.into_iter().flat_map(|beside| beside.unit.linears());
-        let shared = shared.into_iter().flat_map(|shared| {
-            let weigher = shared.weigher.iter();
-            weigher.chain(shared.unit.linears())
-        });
+        let mixer = self.mixer.iter().flat_map(|it| it.part.linears());
+        let feed_forward = self.feed_forward.iter();
+        let feed_forward = feed_forward.flat_map(|it| it.part.linears());
         let input = self.input.iter().flat_map(|it| [&it.gate, &it.output]);
-        mixer
-            .into_iter()
-            .chain(router)
-            .chain(unit.linears())
-            .chain(shared)
-            .chain(beside)
-            .chain(input)
+        mixer.chain(feed_forward).chain(input)
     }
 
     fn try_map<T: Mapping<M, V>>(
@@ -330,20 +321,61 @@ impl<M, V> Layer<M, V> {
         to: &mut T,
     ) -> Result<Layer<T::Matrix, T::Vector>, T::Error> {
         Ok(Layer {
-            attn_norm: to.vector(&self.attn_norm)?,
-            mixer: self.mixer.try_map(to)?,
-            attn_post_norm: to.optional(self.attn_post_norm.as_ref())?,
-            ffn_norm: to.vector(&self.ffn_norm)?,
-            feed_forward: match &self.feed_forward {
-                FeedForward::Dense(unit) => FeedForward::Dense(unit.try_map(to)?),
-                FeedForward::Experts(experts) => FeedForward::Experts(experts.try_map(to)?),
+            mixer: match &self.mixer {
+                Some(block) => Some(block.try_map(to, Mixer::try_map)?),
+                None => None,
             },
-            ffn_post_norm: to.optional(self.ffn_post_norm.as_ref())?,
+            feed_forward: match &self.feed_forward {
+                Some(block) => Some(block.try_map(to, FeedForward::try_map)?),
+                None => None,
+            },
             input: match &self.input {
                 Some(input) => Some(input.try_map(to)?),
                 None => None,
             },
             output_scale: to.optional(self.output_scale.as_ref())?,
+        })
+    }
+}
+
+impl<V, P> Block<V, P> {
+    fn try_map<M, Q, T: Mapping<M, V>>(
+        &self,
+        to: &mut T,
+        part: impl FnOnce(&P, &mut T) -> Result<Q, T::Error>,
+    ) -> Result<Block<T::Vector, Q>, T::Error> {
+        Ok(Block {
+            norm: to.vector(&self.norm)?,
+            part: part(&self.part, to)?,
+            post_norm: to.optional(self.post_norm.as_ref())?,
+        })
+    }
+}
+
+impl<M, V> FeedForward<M, V> {
+    fn linears(&self) -> Vec<&Linear<M, V>> {
+        match self {
+            Self::Dense(unit) => unit.linears().collect(),
+            Self::Experts(experts) => {
+                let shared = experts.shared.iter().flat_map(|shared| {
+                    let weigher = shared.weigher.iter();
+                    weigher.chain(shared.unit.linears())
+                });
+                let beside = experts.beside.iter();
+                let beside = beside.flat_map(|beside| beside.unit.linears());
+                let experts = [&experts.router].into_iter().chain(experts.unit.linears());
+                experts.chain(shared).chain(beside).collect()
+            }
+        }
+    }
+
+    fn try_map<T: Mapping<M, V>>(
+        &self,
+        to: &mut T,
+    ) -> Result<FeedForward<T::Matrix, T::Vector>, T::Error> {
+        Ok(match self {
+            Self::Dense(unit) => FeedForward::Dense(unit.try_map(to)?),
+            Self::Experts(experts) => FeedForward::Experts(experts.try_map(to)?),
         })
     }
 }
@@ -495,8 +527,14 @@ impl<M, V> LayerInput<M, V> {
 }
 
 impl<M, V> GatedUnit<M, V> {
+    /// Gate and up, or up alone without a gate.
+    #[must_use]
+    pub fn projections(&self) -> &[Linear<M, V>] {
+        &self.gate_up[usize::from(!self.has_gate)..]
+    }
+
     pub fn linears(&self) -> impl Iterator<Item = &Linear<M, V>> {
-        self.gate_up.iter().chain([&self.down])
+        self.projections().iter().chain([&self.down])
     }
 
     fn try_map<T: Mapping<M, V>>(
@@ -504,8 +542,13 @@ impl<M, V> GatedUnit<M, V> {
         to: &mut T,
     ) -> Result<GatedUnit<T::Matrix, T::Vector>, T::Error> {
         let [gate, up] = &self.gate_up;
+        let gate_up = match self.has_gate {
+            true => [gate.try_map(to)?, up.try_map(to)?],
+            false => [up.try_map(to)?; 2],
+        };
         Ok(GatedUnit {
-            gate_up: [gate.try_map(to)?, up.try_map(to)?],
+            gate_up,
+            has_gate: self.has_gate,
             down: self.down.try_map(to)?,
         })
     }

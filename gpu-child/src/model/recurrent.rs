@@ -75,13 +75,15 @@ fn all_but_every(every: usize, n_layers: usize) -> impl Iterator<Item = bool> {
     (1..=n_layers).map(move |layer| !layer.is_multiple_of(every))
 }
 
-/// Recurrent layers of a file; `None` if it has none. `eps`: the file's epsilon of norms.
+/// Recurrent layers of a file; `None` if it has none. `feed_forward`: layers without a mixer, if there are any. `eps`: the
+/// file's epsilon of norms.
 ///
 /// # Errors
 /// If a key is missing or invalid, or requires an unsupported feature.
 pub(super) fn read(
     keys: &Keys<'_, '_>,
     (n_embd, n_layers): (usize, usize),
+    feed_forward: Option<&[bool]>,
     eps: f32,
 ) -> Result<Option<RecurrentLayers>, ModelError> {
     let Conventions { recurrence, .. } = keys.architecture.conventions();
@@ -106,6 +108,7 @@ pub(super) fn read(
         }
         OfArchitecture::Mamba => {
             let layers = without_kv_heads(keys, n_layers)?;
+            let layers = with_mixers(keys, layers, feed_forward)?;
             if !layers.contains(&true) {
                 let feature = "no state-space layers in front of or behind attention";
                 return Err(ModelError::unsupported(keys.key(heads::KV_COUNT), feature));
@@ -114,7 +117,8 @@ pub(super) fn read(
             (heads::KV_COUNT, layers, Recurrence::Mamba(mamba))
         }
     };
-    if !layers.contains(&false) {
+    let has_mixer = |layer: usize| feed_forward.is_none_or(|layers| !layers[layer]);
+    if (0..n_layers).all(|layer| layers[layer] || !has_mixer(layer)) {
         let message = format!("none of {n_layers} layers has attention");
         return Err(ModelError::unsupported(keys.key(key), message));
     }
@@ -151,12 +155,29 @@ fn without_kv_heads(keys: &Keys<'_, '_>, n_layers: usize) -> Result<Vec<bool>, M
     let Some(Value::Array(array)) = keys.header.get(&key) else {
         return Ok(vec![false; n_layers]);
     };
-    if array.len != n_layers {
-        let message = format!("{} entries for {n_layers} layers", array.len);
-        return Err(ModelError::bad_value(key, message));
+    keys.check_length(heads::KV_COUNT, array.len, n_layers)?;
+    let layers = array.values().map(|value| value.as_u64() == Some(0));
+    Ok(layers.take(n_layers).collect())
+}
+
+/// Recurrent layers among those `without_heads`, of which some have a feed-forward part in place of a mixer.
+fn with_mixers(
+    keys: &Keys<'_, '_>,
+    without_heads: Vec<bool>,
+    feed_forward: Option<&[bool]>,
+) -> Result<Vec<bool>, ModelError> {
+    let Some(feed_forward) = feed_forward else {
+        return Ok(without_heads);
+    };
+    let mut layers = without_heads.iter().zip(feed_forward).enumerate();
+    if let Some((layer, _)) = layers.find(|(_, (without, has_ff))| !**without && **has_ff) {
+        let message = format!(
+            "layer {layer} has a feed-forward part, and therefore no heads of keys and values"
+        );
+        return Err(ModelError::bad_value(keys.key(heads::KV_COUNT), message));
     }
-    Ok(array
-        .values()
-        .map(|value| value.as_u64() == Some(0))
+    let layers = without_heads.iter().zip(feed_forward);
+    Ok(layers
+        .map(|(without, has_ff)| *without && !has_ff)
         .collect())
 }

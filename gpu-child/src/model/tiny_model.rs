@@ -19,7 +19,7 @@ pub const EXPERT_FF: u64 = 32;
 pub const SHARED_FF: u64 = 48;
 /// Number of GLM's shared experts, which are one of their width together.
 pub const SHARED_EXPERTS: u64 = 2;
-/// Factor of the weights of GLM's experts.
+/// Factor of the weights of GLM's experts, and of Nemotron's.
 pub const EXPERTS_SCALE: f32 = 2.5;
 pub const CONTEXT_LENGTH: u32 = 256;
 /// Heads of keys and of values of a delta net, their size, and the positions that its convolution sees.
@@ -39,6 +39,14 @@ pub const MAMBA_GROUPS: u64 = 2;
 pub const MAMBA_DIM: u64 = 16;
 pub const MAMBA_STATE: u64 = 32;
 pub const MAMBA_KERNEL: u64 = 4;
+/// Layers of Nemotron-H, each of one block.
+pub const NEMOTRON_LAYERS: [OneBlock; 5] = [
+    OneBlock::Mamba,
+    OneBlock::FeedForward,
+    OneBlock::Attention,
+    OneBlock::FeedForward,
+    OneBlock::Mamba,
+];
 /// Factors of Granite: of embeddings, of outputs of blocks, of attention scores, and divisor of logits.
 pub const GRANITE_SCALES: [(&str, f32); 4] = [
     ("embedding_scale", 12.0),
@@ -65,6 +73,14 @@ pub const WINDOW: u32 = 40;
 pub const VOCAB: u64 = 256 + SPECIALS.len() as u64;
 pub const EOS: u32 = 257;
 
+/// The block of a layer that has one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OneBlock {
+    Mamba,
+    Attention,
+    FeedForward,
+}
+
 const SPECIALS: [&str; 3] = ["<|im_start|>", "<|im_end|>", "<unk>"];
 
 /// A file of F32 tensors. The vocabulary has a token for each byte and no merges.
@@ -79,7 +95,8 @@ pub fn tiny_model(architecture: Architecture) -> GgufBuilder {
         | Architecture::Qwen3Next
         | Architecture::Ernie45Moe
         | Architecture::Glm4Moe
-        | Architecture::Lfm2Moe => Some(EXPERT_FF),
+        | Architecture::Lfm2Moe
+        | Architecture::NemotronHMoe => Some(EXPERT_FF),
         Architecture::MiniMaxM2 => Some(N_FF),
         _ => None,
     };
@@ -160,6 +177,7 @@ fn n_layers(architecture: Architecture) -> u32 {
         Architecture::Lfm2 | Architecture::Lfm2Moe | Architecture::GraniteHybrid => {
             CONV_LAYERS.len() as u32
         }
+        Architecture::NemotronH | Architecture::NemotronHMoe => NEMOTRON_LAYERS.len() as u32,
         Architecture::Gemma3 => 7,
         Architecture::Gemma4 => 2 * WHOLE_EVERY,
         _ => N_LAYERS,
@@ -188,6 +206,10 @@ fn model(architecture: Architecture, experts: Option<u64>) -> GgufBuilder {
     for layer in 0..n_layers(architecture) {
         let name = |tensor: &str| format!("blk.{layer}.{tensor}");
         let heads = Heads::of(architecture, layer);
+        if architecture.conventions().has_layers_of_one_block {
+            file = random.one_block(file, &name, architecture, layer);
+            continue;
+        }
         let begins_dense = matches!(architecture, Ernie45Moe | Glm4Moe | Lfm2Moe);
         let experts = experts.filter(|_| !begins_dense || layer > 0);
         file = random.norm(file, &name("attn_norm.weight"), N_EMBD);
@@ -316,7 +338,8 @@ fn recurrent_metadata(file: GgufBuilder, architecture: Architecture) -> GgufBuil
         Recurrence::None => file,
         Recurrence::DeltaNet(_) => delta_net_metadata(file, architecture),
         Recurrence::ShortConv => short_conv_metadata(file, architecture),
-        Recurrence::Mamba => granite_metadata(file),
+        Recurrence::Mamba if architecture == Architecture::GraniteHybrid => granite_metadata(file),
+        Recurrence::Mamba => nemotron_metadata(file, architecture),
     }
 }
 
@@ -347,6 +370,32 @@ fn granite_metadata(mut file: GgufBuilder) -> GgufBuilder {
     for (name, scale) in GRANITE_SCALES {
         file = file.meta(&key(name), scale);
     }
+    mamba_metadata(file, Architecture::GraniteHybrid)
+        .meta(&key("rope.scaling.finetuned"), false)
+        .meta(&key("attention.head_count_kv"), kv_heads_but_in_convs())
+}
+
+/// As the converter writes them: numbers of heads and widths by layer.
+fn nemotron_metadata(file: GgufBuilder, architecture: Architecture) -> GgufBuilder {
+    let key = |name: &str| format!("{}.{name}", architecture.name());
+    let of = |block: OneBlock, value: u64| {
+        let value_of = |layer| if layer == block { value as i32 } else { 0 };
+        Meta::I32s(NEMOTRON_LAYERS.map(value_of).to_vec())
+    };
+    let n_ff = match architecture {
+        Architecture::NemotronH => N_FF,
+        _ => EXPERT_FF,
+    };
+    mamba_metadata(file, architecture)
+        .meta(
+            &key("attention.head_count_kv"),
+            of(OneBlock::Attention, N_KV_HEADS),
+        )
+        .meta(&key("feed_forward_length"), of(OneBlock::FeedForward, n_ff))
+        .meta(&key("attention.layer_norm_epsilon"), 1e-5)
+}
+
+fn mamba_metadata(mut file: GgufBuilder, architecture: Architecture) -> GgufBuilder {
     for (name, value) in [
         ("ssm.conv_kernel", MAMBA_KERNEL),
         ("ssm.inner_size", MAMBA_HEADS * MAMBA_DIM),
@@ -354,10 +403,9 @@ fn granite_metadata(mut file: GgufBuilder) -> GgufBuilder {
         ("ssm.time_step_rank", MAMBA_HEADS),
         ("ssm.group_count", MAMBA_GROUPS),
     ] {
-        file = file.meta(&key(name), value as u32);
+        file = file.meta(&format!("{}.{name}", architecture.name()), value as u32);
     }
-    file.meta(&key("rope.scaling.finetuned"), false)
-        .meta(&key("attention.head_count_kv"), kv_heads_but_in_convs())
+    file
 }
 
 fn expert_metadata(file: GgufBuilder, architecture: Architecture, n_ff: u64) -> GgufBuilder {
@@ -387,6 +435,13 @@ fn expert_metadata(file: GgufBuilder, architecture: Architecture, n_ff: u64) -> 
             .meta(&key("expert_weights_norm"), true)
             .meta(&key("expert_weights_scale"), EXPERTS_SCALE)
             .meta(&key("leading_dense_block_count"), 1_u32),
+        Architecture::NemotronHMoe => file
+            .meta(&length, n_ff as u32)
+            .meta(&shared, SHARED_FF as u32)
+            .meta(&key("expert_shared_count"), 1_u32)
+            .meta(&key("expert_group_count"), 1_u32)
+            .meta(&key("expert_weights_norm"), true)
+            .meta(&key("expert_weights_scale"), EXPERTS_SCALE),
         Architecture::Lfm2Moe => file
             .meta(&length, n_ff as u32)
             .meta(&key("expert_gating_func"), 2_u32)
@@ -570,6 +625,35 @@ impl Random {
         file.tensor_f32(&name("ssm_norm.weight"), &[of_group, MAMBA_GROUPS], &norm)
     }
 
+    /// A layer of one block.
+    fn one_block(
+        &mut self,
+        mut file: GgufBuilder,
+        name: &dyn Fn(&str) -> String,
+        architecture: Architecture,
+        layer: u32,
+    ) -> GgufBuilder {
+        file = self.norm(file, &name("attn_norm.weight"), N_EMBD);
+        match NEMOTRON_LAYERS[layer as usize] {
+            OneBlock::Mamba => self.mamba(file, name),
+            OneBlock::Attention => {
+                let heads = Heads::of(architecture, layer);
+                file = self.projections(file, name, architecture, heads);
+                self.matrix(file, &name("attn_output.weight"), N_EMBD, heads.queries)
+            }
+            OneBlock::FeedForward if architecture == Architecture::NemotronH => {
+                file = self.matrix(file, &name("ffn_up.weight"), N_FF, N_EMBD);
+                self.matrix(file, &name("ffn_down.weight"), N_EMBD, N_FF)
+            }
+            OneBlock::FeedForward => {
+                file = self.experts(file, name, architecture, EXPERT_FF);
+                file = self.vector(file, &name("exp_probs_b.bias"), EXPERTS);
+                file = self.matrix(file, &name("ffn_up_shexp.weight"), SHARED_FF, N_EMBD);
+                self.matrix(file, &name("ffn_down_shexp.weight"), N_EMBD, SHARED_FF)
+            }
+        }
+    }
+
     fn qk_norms(
         &mut self,
         file: GgufBuilder,
@@ -597,7 +681,7 @@ impl Random {
         use Architecture::{
             Ernie45Moe, Glm4Moe, GraniteHybrid, Lfm2Moe, MiniMaxM2, Qwen2Moe, Qwen3Next, Qwen35Moe,
         };
-        file = self.experts(file, name, n_ff);
+        file = self.experts(file, name, architecture, n_ff);
         if matches!(architecture, Ernie45Moe | Glm4Moe | MiniMaxM2 | Lfm2Moe) {
             file = self.vector(file, &name("exp_probs_b.bias"), EXPERTS);
         }
@@ -613,14 +697,17 @@ impl Random {
         &mut self,
         mut file: GgufBuilder,
         name: &dyn Fn(&str) -> String,
+        architecture: Architecture,
         n_ff: u64,
     ) -> GgufBuilder {
         file = self.matrix(file, &name("ffn_gate_inp.weight"), EXPERTS, N_EMBD);
-        for (tensor, rows, cols) in [
+        let without_gate = usize::from(!architecture.conventions().has_gate);
+        let tensors = [
             ("ffn_gate_exps.weight", n_ff, N_EMBD),
             ("ffn_up_exps.weight", n_ff, N_EMBD),
             ("ffn_down_exps.weight", N_EMBD, n_ff),
-        ] {
+        ];
+        for &(tensor, rows, cols) in &tensors[without_gate..] {
             let values = self.values(EXPERTS * rows * cols, 0.4);
             file = file.tensor_f32(&name(tensor), &[cols, rows, EXPERTS], &values);
         }

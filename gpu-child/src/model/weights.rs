@@ -11,8 +11,8 @@ use super::experts::ExpertsConfig;
 use super::gguf::{Header, TensorView};
 use super::heads::Heads;
 use super::layer::{
-    Attention, DeltaNet, DenseBeside, Experts, FeedForward, GatedUnit, KvOrigin, Layer, LayerInput,
-    LayerInputs, Linear, Mamba, Mixer, ModelWeights, SharedExpert, ShortConv,
+    Attention, Block, DeltaNet, DenseBeside, Experts, FeedForward, GatedUnit, KvOrigin, Layer,
+    LayerInput, LayerInputs, Linear, Mamba, Mixer, ModelWeights, SharedExpert, ShortConv,
 };
 use super::mamba::MambaConfig;
 use super::recurrent::Recurrence;
@@ -33,6 +33,7 @@ type FileDeltaNet<'a> = DeltaNet<TensorView<'a>, TensorView<'a>>;
 type FileShortConv<'a> = ShortConv<TensorView<'a>, TensorView<'a>>;
 type FileMamba<'a> = Mamba<TensorView<'a>, TensorView<'a>>;
 type FileMixer<'a> = Mixer<TensorView<'a>, TensorView<'a>>;
+type FileFeedForward<'a> = FeedForward<TensorView<'a>, TensorView<'a>>;
 type FileExperts<'a> = Experts<TensorView<'a>, TensorView<'a>>;
 type FileDenseBeside<'a> = DenseBeside<TensorView<'a>, TensorView<'a>>;
 type FileLayerInputs<'a> = LayerInputs<TensorView<'a>, TensorView<'a>>;
@@ -99,17 +100,23 @@ struct LayerReader<'t, 'h, 'a> {
 impl<'a> LayerReader<'_, '_, 'a> {
     fn read(mut self) -> Result<FileLayer<'a>, ModelError> {
         let config = self.config;
-        let attn_norm = self.vector("attn_norm.weight", config.n_embd)?;
         Ok(Layer {
-            attn_norm,
-            mixer: self.mixer()?,
-            attn_post_norm: self.post_norm("post_attention_norm.weight")?,
-            ffn_norm: self.vector(self.conventions.ffn_norm, config.n_embd)?,
-            feed_forward: match config.experts_of(self.index) {
-                None => FeedForward::Dense(self.dense()?),
-                Some(experts) => FeedForward::Experts(self.experts(experts)?),
+            mixer: match config.has_mixer(self.index) {
+                true => Some(Block {
+                    norm: self.vector("attn_norm.weight", config.n_embd)?,
+                    part: self.mixer()?,
+                    post_norm: self.post_norm("post_attention_norm.weight")?,
+                }),
+                false => None,
             },
-            ffn_post_norm: self.post_norm("post_ffw_norm.weight")?,
+            feed_forward: match config.has_feed_forward(self.index) {
+                true => Some(Block {
+                    norm: self.vector(self.conventions.ffn_norm, config.n_embd)?,
+                    part: self.feed_forward()?,
+                    post_norm: self.post_norm("post_ffw_norm.weight")?,
+                }),
+                false => None,
+            },
             input: match config.layer_input {
                 Some(width) => Some(self.input(width)?),
                 None => None,
@@ -118,6 +125,13 @@ impl<'a> LayerReader<'_, '_, 'a> {
                 true => self.optional_vector("layer_output_scale.weight", 1)?,
                 false => None,
             },
+        })
+    }
+
+    fn feed_forward(&mut self) -> Result<FileFeedForward<'a>, ModelError> {
+        Ok(match self.config.experts_of(self.index) {
+            None => FeedForward::Dense(self.dense()?),
+            Some(experts) => FeedForward::Experts(self.experts(experts)?),
         })
     }
 
@@ -313,17 +327,23 @@ impl<'a> LayerReader<'_, '_, 'a> {
 
     fn dense(&mut self) -> Result<FileUnit<'a>, ModelError> {
         let (n_ff, n_embd) = (self.config.n_ff_of(self.index), self.config.n_embd);
+        let has_gate = self.conventions.has_gate;
         let gate_up = if self.conventions.is_fused {
             let fused = self.linear("ffn_up", 2 * n_ff, n_embd)?;
             [slice(fused, 0, n_ff), slice(fused, n_ff, n_ff)]
+        } else if !has_gate {
+            [self.linear("ffn_up", n_ff, n_embd)?; 2]
         } else {
             [
                 self.linear("ffn_gate", n_ff, n_embd)?,
                 self.linear("ffn_up", n_ff, n_embd)?,
             ]
         };
-        let down = self.linear("ffn_down", n_embd, n_ff)?;
-        Ok(GatedUnit { gate_up, down })
+        Ok(GatedUnit {
+            gate_up,
+            has_gate,
+            down: self.linear("ffn_down", n_embd, n_ff)?,
+        })
     }
 
     fn experts(&mut self, config: &ExpertsConfig) -> Result<FileExperts<'a>, ModelError> {
@@ -401,6 +421,7 @@ impl<'a> LayerReader<'_, '_, 'a> {
         let outer = [n_ff, n_embd, experts, 1];
         Ok(GatedUnit {
             gate_up: [part(0), part(n_ff)],
+            has_gate: true,
             down: self.of_experts("ffn_down_exps", outer, config)?,
         })
     }
@@ -414,11 +435,15 @@ impl<'a> LayerReader<'_, '_, 'a> {
     ) -> Result<FileUnit<'a>, ModelError> {
         let n_embd = self.config.n_embd;
         let [inner, outer] = [[n_embd, n_ff, experts, 1], [n_ff, n_embd, experts, 1]];
+        let has_gate = self.conventions.has_gate;
+        let gate = match has_gate {
+            true => Some(self.of_experts(&format!("ffn_gate_{kind}"), inner, config)?),
+            false => None,
+        };
+        let up = self.of_experts(&format!("ffn_up_{kind}"), inner, config)?;
         Ok(GatedUnit {
-            gate_up: [
-                self.of_experts(&format!("ffn_gate_{kind}"), inner, config)?,
-                self.of_experts(&format!("ffn_up_{kind}"), inner, config)?,
-            ],
+            gate_up: [gate.unwrap_or(up), up],
+            has_gate,
             down: self.of_experts(&format!("ffn_down_{kind}"), outer, config)?,
         })
     }

@@ -6,8 +6,9 @@ use crate::support::{
     MIXED, MIXED_SMALL, Model, alone, config, config_like_gemma4_e2b,
     config_like_gemma4_e2b_of_four_layers, config_like_gemma4_with_experts, config_like_glm,
     config_of_delta_nets, config_of_experts, config_of_gpt_oss, config_of_mamba,
-    config_of_short_convs, config_of_short_convs_and_experts, config_with_joint_norms,
-    config_with_temperature, config_with_windows, config_without_rotations, options, tokens,
+    config_of_short_convs, config_of_short_convs_and_experts, config_of_single_blocks,
+    config_of_single_blocks_and_experts, config_with_joint_norms, config_with_temperature,
+    config_with_windows, config_without_rotations, options, tokens,
 };
 use worker_orcd_gpu::device::Executor;
 use worker_orcd_gpu::device::cpu::{CpuExecutor, Device};
@@ -20,7 +21,7 @@ use worker_orcd_kernels::cpu::Isa;
 const LONG: usize = 300;
 
 /// One of each kind of layer.
-fn models() -> [Model; 9] {
+fn models() -> [Model; 11] {
     let random = |config| Model::random(config, MIXED);
     [
         random(config(None)),
@@ -29,6 +30,8 @@ fn models() -> [Model; 9] {
         random(config_of_delta_nets()),
         random(config_of_short_convs()),
         random(config_of_mamba()),
+        random(config_of_single_blocks()),
+        random(config_of_single_blocks_and_experts()),
         Model::like_gemma(MIXED),
         Model::like_gemma4(config_like_gemma4_with_experts(), MIXED),
         Model::like_gemma4(config_like_gemma4_e2b_of_four_layers(), MIXED),
@@ -50,6 +53,8 @@ fn neither_chunks_nor_threads_change_a_bit() {
     cases.push((config_of_delta_nets(), MIXED));
     cases.push((config_of_short_convs(), MIXED));
     cases.push((config_of_mamba(), MIXED));
+    cases.push((config_of_single_blocks(), MIXED));
+    cases.push((config_of_single_blocks_and_experts(), MIXED_SMALL));
     cases.push((config_of_short_convs_and_experts(), MIXED_SMALL));
     cases.push((config_like_glm(), MIXED_SMALL));
     cases.push((config_with_joint_norms(), MIXED));
@@ -140,6 +145,7 @@ fn pages_behind_windows_do_not_change_a_bit() {
         config_of_delta_nets(),
         config_of_short_convs(),
         config_of_mamba(),
+        config_of_single_blocks(),
     ];
     let models = models.map(|config| Model::random(config, MIXED_SMALL));
     let like_gemma = [

@@ -2,8 +2,8 @@
 
 use crate::support::{
     MIXED, Model, config, config_like_gemma4_e2b_of_four_layers, config_of_delta_nets,
-    config_of_mamba, config_of_short_convs, config_with_windows, copies_of, kv_shape, options,
-    page_table, pages, parts_of, run, tokens,
+    config_of_mamba, config_of_short_convs, config_of_single_blocks, config_with_windows,
+    copies_of, kv_shape, options, page_table, pages, parts_of, run, tokens,
 };
 use std::os::fd::OwnedFd;
 use worker_orcd_gpu::device::cpu::{CpuExecutor, Device};
@@ -63,6 +63,7 @@ fn adopted_pages_compute_the_same_bits_and_changed_ones_are_refused() {
         config_of_delta_nets(),
         config_of_short_convs(),
         config_of_mamba(),
+        config_of_single_blocks(),
     ];
     let models = models.map(|config| Model::random(config, MIXED));
     let like_gemma4 = Model::like_gemma4(config_like_gemma4_e2b_of_four_layers(), MIXED);

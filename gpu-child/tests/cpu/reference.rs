@@ -6,8 +6,8 @@ use crate::support::{
     Model, alone, config, config_like_gemma4, config_like_gemma4_e2b,
     config_like_gemma4_with_experts, config_like_glm, config_of_delta_nets, config_of_experts,
     config_of_gpt_oss, config_of_mamba, config_of_short_convs, config_of_short_convs_and_experts,
-    config_with_joint_norms, config_with_temperature, config_with_windows,
-    config_without_rotations, delta_nets, tokens,
+    config_of_single_blocks, config_of_single_blocks_and_experts, config_with_joint_norms,
+    config_with_temperature, config_with_windows, config_without_rotations, delta_nets, tokens,
 };
 use worker_orcd_gpu::model::{DeltaNetConfig, ModelConfig};
 use worker_orcd_kernels::reference::delta_net::HeadOrder;
@@ -120,6 +120,13 @@ fn delta_nets_and_gated_attention_agree_with_the_references() {
 #[test]
 fn state_spaces_agree_with_the_references() {
     agrees(config_of_mamba(), "state spaces");
+}
+
+/// Same tolerance as above.
+#[test]
+fn layers_of_one_block_agree_with_the_references() {
+    agrees(config_of_single_blocks(), "layers of one block");
+    agrees(config_of_single_blocks_and_experts(), "with experts");
 }
 
 /// Same tolerance as above.

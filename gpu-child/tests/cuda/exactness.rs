@@ -6,13 +6,15 @@ use crate::support::{
     MIXED, MIXED_SMALL, Model, Seen, Share, Types, Watch, alone, config, config_like_gemma,
     config_like_gemma4, config_like_gemma4_e2b, config_like_gemma4_with_experts,
     config_of_delta_nets, config_of_delta_nets_and_experts, config_of_gpt_oss,
-    config_of_large_delta_nets, config_of_mamba, config_of_short_convs, config_with_temperature,
-    config_with_windows, config_without_rotations, page_table, pages, step, step_with_tables,
-    tokens,
+    config_of_large_delta_nets, config_of_mamba, config_of_short_convs, config_of_single_blocks,
+    config_of_single_blocks_and_experts, config_with_temperature, config_with_windows,
+    config_without_rotations, page_table, pages, step, step_with_tables, tokens,
 };
 use crate::{load, load_with, options};
 use worker_orcd_gpu::device::Executor;
-use worker_orcd_gpu::model::{MambaConfig, ModelConfig, Recurrence, ShortConvConfig};
+use worker_orcd_gpu::model::{
+    MambaConfig, ModelConfig, Recurrence, RecurrentLayers, ShortConvConfig,
+};
 use worker_orcd_ipc::TokenId;
 use worker_orcd_kernels::TensorType;
 use worker_orcd_kernels::reference::rope::Rope;
@@ -122,6 +124,8 @@ fn models() -> Vec<Model> {
         of(&config_of_delta_nets(), MIXED),
         of(&config_of_short_convs(), MIXED),
         of(&config_of_mamba(), MIXED_SMALL),
+        of(&config_of_single_blocks(), MIXED),
+        of(&config_of_single_blocks_and_experts(), MIXED),
         Model::like_gemma4(config_like_gemma4(), MIXED),
         Model::like_gemma4(config_like_gemma4_with_experts(), MIXED),
         Model::like_gemma4(config_like_gemma4_e2b(), MIXED),
@@ -405,6 +409,35 @@ fn a_state_space_keeps_the_law_from_block_to_block() {
     states_keep_the_law(&model, &tokens(70, 1), &[2, 33, 70], &[31, 1, 34]);
 }
 
+/// Small, for an interpreter of the kernels.
+fn small_single_blocks(config: ModelConfig) -> Model {
+    let config = ModelConfig {
+        n_embd: 64,
+        n_ff: 64,
+        ff_widths: config.ff_widths.map(|_| vec![0, 64, 0, 48, 0]),
+        n_heads: 2,
+        n_kv_heads: 1,
+        recurrent: small_mamba()
+            .config
+            .recurrent
+            .map(|recurrent| RecurrentLayers {
+                layers: vec![true, false, false, false, true],
+                ..recurrent
+            }),
+        ..config
+    };
+    Model::random(config, [TensorType::F16; 9])
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn layers_of_one_block_keep_the_law_from_block_to_block() {
+    let experts = small_single_blocks(config_of_single_blocks_and_experts());
+    states_keep_the_law(&experts, &tokens(70, 1), &[2, 33, 70], &[31, 1, 34]);
+    let dense = small_single_blocks(config_of_single_blocks());
+    laws::drafts_do_not_change_a_bit(&mut load(&dense), &dense.config);
+}
+
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn a_short_convolution_keeps_the_law_from_block_to_block() {
@@ -442,6 +475,7 @@ fn pages_behind_windows_do_not_change_a_bit() {
         config_of_large_delta_nets(),
         config_of_short_convs(),
         config_of_mamba(),
+        config_of_single_blocks(),
     ];
     let models = models.map(|config| Model::random(config, [TensorType::F16; 9]));
     for model in models
@@ -478,6 +512,8 @@ fn recorded_drafts_do_not_change_a_bit() {
         of(&config_of_delta_nets_and_experts(), MIXED),
         of(&config_of_short_convs(), MIXED),
         of(&config_of_mamba(), MIXED),
+        of(&config_of_single_blocks(), MIXED),
+        of(&config_of_single_blocks_and_experts(), MIXED),
     ] {
         let executor = &mut load(&model);
         laws::repeated_drafts_do_not_change_a_bit(executor, &model.config);

@@ -15,7 +15,7 @@ use worker_orcd_gpu::device::Executor;
 use worker_orcd_gpu::model::{Architecture, ExpertsConfig, ModelConfig};
 use worker_orcd_ipc::{Fault, TokenId};
 use worker_orcd_kernels::reference::rope::Rope;
-use worker_orcd_kernels::{TensorType, Weighing, compare};
+use worker_orcd_kernels::{Activation, TensorType, Weighing, compare};
 
 /// Mixture like `qwen3moe`: many experts, weights divided by their sum, no shared expert.
 fn many() -> ModelConfig {
@@ -65,6 +65,14 @@ fn with(architecture: Architecture, experts: ExpertsConfig, config: ModelConfig)
     }
 }
 
+/// Mixture like Nemotron 3: squares of ReLUs in place of gated units, and one shared expert.
+fn without_gates() -> ModelConfig {
+    ModelConfig {
+        activation: Activation::Relu,
+        ..shared()
+    }
+}
+
 /// Gate and up of one type, and of two types.
 fn models() -> Vec<(ModelConfig, Types)> {
     vec![
@@ -81,6 +89,8 @@ fn models() -> Vec<(ModelConfig, Types)> {
         (config_of_gpt_oss(), MIXED),
         (config_like_glm(), MIXED_SMALL),
         (config_with_joint_norms(), MIXED),
+        (without_gates(), [TensorType::F16; 9]),
+        (without_gates(), MIXED_SMALL),
     ]
 }
 

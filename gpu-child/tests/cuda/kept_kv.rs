@@ -2,8 +2,8 @@
 
 use crate::support::{
     MIXED, Model, config, config_like_gemma4_e2b_of_four_layers, config_of_delta_nets,
-    config_of_mamba, config_of_short_convs, copies_of, kv_shape, page_table, pages, parts_of, run,
-    tokens,
+    config_of_mamba, config_of_short_convs, config_of_single_blocks, copies_of, kv_shape,
+    page_table, pages, parts_of, run, tokens,
 };
 use crate::{load_with, options};
 use std::os::fd::OwnedFd;
@@ -80,6 +80,7 @@ fn adopted_states_compute_the_same_bits_and_changed_ones_are_refused() {
         config_of_delta_nets(),
         config_of_short_convs(),
         config_of_mamba(),
+        config_of_single_blocks(),
     ] {
         adopted_pages_compute_the_same_bits(&Model::random(config, MIXED), 8 * KV_BYTES);
     }

@@ -9,8 +9,8 @@ use crate::load;
 use crate::support::forward::forward;
 use crate::support::{
     Model, alone, config, config_of_delta_nets, config_of_large_delta_nets, config_of_mamba,
-    config_of_short_convs, config_with_temperature, config_with_windows, config_without_rotations,
-    delta_nets, tokens,
+    config_of_short_convs, config_of_single_blocks, config_of_single_blocks_and_experts,
+    config_with_temperature, config_with_windows, config_without_rotations, delta_nets, tokens,
 };
 use worker_orcd_gpu::device::Executor;
 use worker_orcd_gpu::model::{
@@ -149,6 +149,15 @@ fn state_spaces_agree_with_the_references() {
         };
         assert_close(config, [TensorType::F16; 9], 70, 33);
     }
+}
+
+/// From the first block of a state to the third.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn layers_of_one_block_agree_with_the_references() {
+    assert_close(config_of_single_blocks(), [TensorType::F16; 9], 70, 33);
+    let experts = config_of_single_blocks_and_experts();
+    assert_close(experts, [TensorType::F16; 9], 70, 33);
 }
 
 /// From the first block of a state to the third, with windows of a few positions and of the most.

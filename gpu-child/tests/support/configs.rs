@@ -17,6 +17,7 @@ pub fn config(window: Option<usize>) -> ModelConfig {
         n_embd: 256,
         n_ff: 512,
         ff_widths: None,
+        feed_forward_layers: None,
         experts: None,
         n_heads: 8,
         n_kv_heads: 2,
@@ -118,6 +119,36 @@ pub fn config_of_mamba() -> ModelConfig {
             ..Positions::default()
         },
         ..config(None)
+    }
+}
+
+/// Like Nemotron-H: layers of one block. Of five, the first and the last have state spaces, the second and the fourth a
+/// feed-forward part without a gate, of unequal widths, and the third has attention.
+pub fn config_of_single_blocks() -> ModelConfig {
+    let mamba = config_of_mamba();
+    let mut recurrent = mamba.recurrent.clone().expect("recurrent layers");
+    recurrent.layers = vec![true, false, false, false, true];
+    ModelConfig {
+        n_layers: 5,
+        ff_widths: Some(vec![0, 512, 0, 384, 0]),
+        feed_forward_layers: Some(vec![false, true, false, true, false]),
+        recurrent: Some(recurrent),
+        activation: Activation::Relu,
+        embedding_scale: 1.0,
+        ..mamba
+    }
+}
+
+/// Like Nemotron 3: the same, with experts like GLM's but without gates.
+pub fn config_of_single_blocks_and_experts() -> ModelConfig {
+    let experts = config_like_glm().experts.expect("experts");
+    ModelConfig {
+        ff_widths: None,
+        experts: Some(ExpertsConfig {
+            first_layer: 0,
+            ..experts
+        }),
+        ..config_of_single_blocks()
     }
 }
 

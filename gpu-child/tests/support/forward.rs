@@ -3,8 +3,8 @@
 
 use worker_orcd_gpu::model::{
     Attention, DeltaNet, DeltaNetConfig, DenseBeside, Experts, FeedForward, FileLinear,
-    FileWeights, GatedUnit, Layer, LayerInputs, Linear, Mamba, MambaConfig, Mixer, ModelConfig,
-    ShortConv, TensorView,
+    FileWeights, GatedUnit, LayerInputs, Linear, Mamba, MambaConfig, Mixer, ModelConfig, ShortConv,
+    TensorView,
 };
 use worker_orcd_ipc::TokenId;
 use worker_orcd_kernels::dequantize_row;
@@ -83,6 +83,7 @@ fn mixture(
         let part = |linear| expert_of(linear, index, of.count);
         let expert = GatedUnit {
             gate_up: experts.unit.gate_up.each_ref().map(part),
+            has_gate: experts.unit.has_gate,
             down: part(&experts.unit.down),
         };
         let scale = scales.as_ref().map_or(1.0, |scales| scales[index]);
@@ -116,7 +117,7 @@ fn mixture_beside(
     sum
 }
 
-type FileLayer<'a> = Layer<TensorView<'a>, TensorView<'a>>;
+type FileMixer<'a> = Mixer<TensorView<'a>, TensorView<'a>>;
 
 /// A layer's mixer over the positions of a sequence.
 enum Mix<'a> {
@@ -168,10 +169,10 @@ impl<'a> Mix<'a> {
     fn of(
         config: &'a ModelConfig,
         index: usize,
-        layer: &'a FileLayer<'a>,
+        mixer: &'a FileMixer<'a>,
         kept: &'a [KeptRows],
     ) -> Self {
-        match &layer.mixer {
+        match mixer {
             Mixer::Attention(of_layer) => Self::Attention(AttentionRows {
                 config,
                 index,
@@ -466,6 +467,22 @@ pub fn forward_with_margin(
     (stream, margin)
 }
 
+/// `a`: the residual stream; `x`: its norm.
+fn feed_forward(
+    config: &ModelConfig,
+    part: &FeedForward<TensorView<'_>, TensorView<'_>>,
+    (a, x): (&[f32], &[f32]),
+    routed: &mut dyn FnMut(&[f32]),
+) -> Vec<f32> {
+    match part {
+        FeedForward::Dense(part) => unit(config, part, x),
+        FeedForward::Experts(experts) => match &experts.beside {
+            None => mixture(config, experts, (x, x), routed),
+            Some(dense) => mixture_beside(config, experts, dense, (a, x), routed),
+        },
+    }
+}
+
 /// `routed` receives the logits or the scores of every router.
 fn pass(
     config: &ModelConfig,
@@ -486,24 +503,22 @@ fn pass(
     let inputs: Vec<_> = tokens.iter().zip(&stream).map(of_token).collect();
     let mut kept: Vec<KeptRows> = Vec::new();
     for (index, layer) in weights.layers.iter().enumerate() {
-        let mut mixer = Mix::of(config, index, layer, &kept);
+        let mixer = layer.mixer.as_ref();
+        let mut mixer = mixer.map(|it| (it, Mix::of(config, index, &it.part, &kept)));
         for (x, inputs) in stream.iter_mut().zip(&inputs) {
-            let input = rmsnorm(x, &values(&layer.attn_norm), config.norm_eps);
-            let given = mixer.next(&input);
             let normed = |given: Vec<f32>, norm: &Option<TensorView<'_>>| match norm {
                 Some(norm) => rmsnorm(&given, &values(norm), config.norm_eps),
                 None => given,
             };
-            add(x, &normed(given, &layer.attn_post_norm));
-            let input = rmsnorm(x, &values(&layer.ffn_norm), config.norm_eps);
-            let given = match &layer.feed_forward {
-                FeedForward::Dense(part) => unit(config, part, &input),
-                FeedForward::Experts(experts) => match &experts.beside {
-                    None => mixture(config, experts, (&input, &input), routed),
-                    Some(dense) => mixture_beside(config, experts, dense, (&*x, &input), routed),
-                },
-            };
-            add(x, &normed(given, &layer.ffn_post_norm));
+            if let Some((block, mixer)) = &mut mixer {
+                let given = mixer.next(&rmsnorm(x, &values(&block.norm), config.norm_eps));
+                add(x, &normed(given, &block.post_norm));
+            }
+            if let Some(block) = &layer.feed_forward {
+                let input = rmsnorm(x, &values(&block.norm), config.norm_eps);
+                let given = feed_forward(config, &block.part, (&*x, &input), routed);
+                add(x, &normed(given, &block.post_norm));
+            }
             if let (Some(part), Some(inputs)) = (&layer.input, inputs) {
                 let width = part.gate.weight.rows;
                 let input = &inputs[index * width..][..width];
@@ -519,7 +534,7 @@ fn pass(
                 x.iter_mut().for_each(|x| *x *= scale);
             }
         }
-        let rows = mixer.kept();
+        let rows = mixer.map_or_else(Default::default, |(_, mixer)| mixer.kept());
         kept.push(rows);
     }
     stream

@@ -15,13 +15,13 @@ use worker_orcd_gpu::device::{
     SequenceWork, Source, Tap,
 };
 use worker_orcd_gpu::model::{
-    Attention, DenseBeside, Experts, FeedForward, FileLinear, FileWeights, GatedUnit, KvOrigin,
-    Layer, Linear, Mixer, ModelConfig, SharedExpert, TensorView,
+    Attention, Block, DenseBeside, Experts, FeedForward, FileLinear, FileWeights, GatedUnit,
+    KvOrigin, Layer, Linear, Mixer, ModelConfig, SharedExpert, TensorView,
 };
 use worker_orcd_ipc::{Drawn, Fault, KvReaders, RequestId, Sampling, TokenId};
-use worker_orcd_kernels::TensorType;
 use worker_orcd_kernels::cpu::Isa;
 use worker_orcd_kernels::synthetic::random_rows;
+use worker_orcd_kernels::{Activation, TensorType};
 
 /// Types of a layer's seven matrices, then of embedding and output.
 pub type Types = [TensorType; 9];
@@ -369,15 +369,21 @@ impl Model {
                     bias: self.more(n, 1),
                 },
             };
-            Layer {
-                mixer: self
+            let mixer = || Block {
+                norm: view(at(7)),
+                part: self
                     .recurrent(n)
                     .unwrap_or_else(|| Mixer::Attention(attention())),
-                attn_post_norm: post_norm(2 * n),
-                feed_forward: self.feed_forward(n),
-                attn_norm: view(at(7)),
-                ffn_norm: view(at(8)),
-                ffn_post_norm: post_norm(2 * n + 1),
+                post_norm: post_norm(2 * n),
+            };
+            let feed_forward = || Block {
+                norm: view(at(8)),
+                part: self.feed_forward(n),
+                post_norm: post_norm(2 * n + 1),
+            };
+            Layer {
+                mixer: self.config.has_mixer(n).then(mixer),
+                feed_forward: self.config.has_feed_forward(n).then(feed_forward),
                 input: self.layer_input(n),
                 output_scale: self.gemma4(n, 5),
             }
@@ -398,8 +404,11 @@ impl Model {
             weight: self.tensors[index].view(),
             bias: None,
         };
+        let has_gate = self.config.activation != Activation::Relu;
+        let gate = |up: usize| if has_gate { up - 1 } else { up };
         let unit = |first: usize| GatedUnit {
-            gate_up: [first, first + 1].map(linear),
+            gate_up: [gate(first + 1), first + 1].map(linear),
+            has_gate,
             down: linear(first + 2),
         };
         let Some(config) = self.config.experts_of(layer).copied() else {
@@ -415,7 +424,8 @@ impl Model {
             router: biased(first, 2),
             choice_bias: self.choice_bias(layer),
             unit: GatedUnit {
-                gate_up: [biased(first + 1, 3), biased(first + 2, 4)],
+                gate_up: [biased(gate(first + 2), 3), biased(first + 2, 4)],
+                has_gate,
                 down: biased(first + 3, 5),
             },
             output_scales: self.gemma4(layer, 4),

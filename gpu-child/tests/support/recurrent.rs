@@ -96,8 +96,7 @@ impl Model {
     }
 
     fn mamba(&self, layer: usize) -> Mamba<TensorView<'_>, TensorView<'_>> {
-        let all = self.config.n_layers * MAMBA;
-        let first = self.tensors.len() - all + layer * MAMBA;
+        let first = self.mamba_layers() + layer * MAMBA;
         let view = |index: usize| self.tensors[first + index].view();
         let linear = |index: usize| self.tensors[first + index].linear();
         Mamba {
@@ -110,6 +109,13 @@ impl Model {
             direct: view(6),
             norm: view(7),
         }
+    }
+
+    /// Index of the first tensor of a state-space layer. Biases of experts are behind them.
+    fn mamba_layers(&self) -> usize {
+        let experts = self.config.experts;
+        let biases = experts.map_or(0, |it| usize::from(it.has_choice_bias));
+        self.tensors.len() - self.config.n_layers * (MAMBA + biases)
     }
 
     fn short_conv(&self, layer: usize) -> ShortConv<TensorView<'_>, TensorView<'_>> {
@@ -161,12 +167,15 @@ impl Model {
 
     /// Makes the decays of delta nets or state spaces negative.
     pub(super) fn with_decays(mut self) -> Self {
-        let (each, decays) = match self.config.mamba() {
-            Some(_) => (MAMBA, 5),
-            None => (DELTA_NET, 7),
+        let (each, decays, first) = match self.config.mamba() {
+            Some(_) => (MAMBA, 5, self.mamba_layers()),
+            None => {
+                let all = self.config.n_layers * DELTA_NET;
+                (DELTA_NET, 7, self.tensors.len() - all)
+            }
         };
-        let first = self.tensors.len() - self.config.n_layers * each;
-        for layer in self.tensors[first..].chunks_exact_mut(each) {
+        let layers = self.tensors[first..].chunks_exact_mut(each);
+        for layer in layers.take(self.config.n_layers) {
             for value in layer[decays].data.as_chunks_mut::<4>().0 {
                 *value = (-f32::from_ne_bytes(*value).abs()).to_ne_bytes();
             }

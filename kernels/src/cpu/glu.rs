@@ -15,6 +15,7 @@ pub fn glu(activation: Activation, isa: Isa, gate: &mut [[f32; ROWS]], up: &[[f3
                 Activation::Silu => sigmoid_unit_avx2(false, gate, up),
                 Activation::Gelu => sigmoid_unit_avx2(true, gate, up),
                 Activation::ClampedSwiglu => clamped_swiglu_avx2(gate, up),
+                Activation::Relu => relu_unit_avx2(gate, up),
             }
         };
     }
@@ -47,6 +48,20 @@ fn sigmoid_unit_avx2(is_gelu: bool, gate: &mut [[f32; ROWS]], up: &[[f32; ROWS]]
         // SAFETY: AVX2 and FMA are enabled for this function.
         let e = unsafe { exp(exponent) };
         let active = _mm256_div_ps(g, _mm256_add_ps(_mm256_set1_ps(1.0), e));
+        // SAFETY: eight floats.
+        unsafe { _mm256_storeu_ps(gate.as_mut_ptr(), _mm256_mul_ps(active, u)) };
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn relu_unit_avx2(gate: &mut [[f32; ROWS]], up: &[[f32; ROWS]]) {
+    use std::arch::x86_64::*;
+    for (gate, up) in gate.iter_mut().zip(up) {
+        // SAFETY: both are eight floats.
+        let (g, u) = unsafe { (_mm256_loadu_ps(gate.as_ptr()), _mm256_loadu_ps(up.as_ptr())) };
+        // If either is a NaN it returns the second.
+        let active = _mm256_max_ps(_mm256_setzero_ps(), g);
         // SAFETY: eight floats.
         unsafe { _mm256_storeu_ps(gate.as_mut_ptr(), _mm256_mul_ps(active, u)) };
     }

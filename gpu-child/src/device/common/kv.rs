@@ -81,7 +81,7 @@ impl KvLayout {
             head_dim: heads.dim,
             least,
         };
-        let Some(recurrent) = &config.recurrent else {
+        if config.recurrent.is_none() {
             let sizes = ByKind {
                 full: full.kv_width(),
                 sliding: sliding.unwrap_or(full).kv_width(),
@@ -99,8 +99,8 @@ impl KvLayout {
                 sliding_shape: sliding_shape.map(|shape| KvShape { least, ..shape }),
                 ..Self::of_attention(shape, groups)
             };
-        };
-        let have_attention = (0..config.n_layers).map(|layer| !recurrent.is_in(layer));
+        }
+        let have_attention = (0..config.n_layers).map(|layer| config.has_attention(layer));
         let groups = LayerGroups::one(have_attention);
         let layers = groups.layers().full;
         let page = shape_of(full, layers, 0).page();

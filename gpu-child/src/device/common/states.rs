@@ -298,6 +298,19 @@ mod tests {
         assert_eq!(geometry.groups.count(), 1 + 7);
     }
 
+    /// Of five layers of one block one has attention, and two have state spaces.
+    #[test]
+    fn layers_with_a_feed_forward_part_alone_take_no_room_in_pages() {
+        let bytes = tiny_model(Architecture::NemotronH).build();
+        let header = gguf::parse(&bytes).expect("a model");
+        let config = ModelConfig::from_gguf(&header, None).expect("a configuration");
+        let layout = layout_of(&config);
+        assert_eq!(layout.shape.layers, 1);
+        let states = layout.states.as_ref().expect("states");
+        assert_eq!(states.layers, [Some(0), None, None, None, Some(1)]);
+        assert_eq!(layout.groups.place(2).index, 0);
+    }
+
     #[test]
     fn each_unit_has_a_place_of_its_own_behind_the_pages_of_attention() {
         // In the second model a unit is larger than a page of attention.

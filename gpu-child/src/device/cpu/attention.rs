@@ -6,7 +6,7 @@ use super::linear::{Epilogue, FEW_ROWS, Share};
 use super::plan::{Item, Plan, Row, Walk};
 use super::pool::{Disjoint, Pool};
 use super::scratch::Scratch;
-use super::weights::{self, Layer};
+use super::weights::{self, MixerBlock};
 use crate::device::common::layer_groups::Place;
 use crate::model::{Heads, KvOrigin, ModelConfig};
 use std::ops::Range;
@@ -76,7 +76,7 @@ pub fn run(
     forward: &Forward<'_>,
     plan: &Plan<'_>,
     index: usize,
-    (layer, of_layer): (&Layer, &weights::Attention),
+    (block, of_layer): (&MixerBlock, &weights::Attention),
     kv: &mut KvCache,
     scratch: &mut Scratch,
 ) {
@@ -111,7 +111,7 @@ pub fn run(
         .map(|(linear, column)| forward.projection(linear, column))
         .collect();
     let norm = &mut norm[..tokens * config.n_embd];
-    forward.normalize(x, forward.weights.vector(&layer.attn_norm), norm);
+    forward.normalize(x, forward.weights.vector(&block.norm), norm);
     forward.device.quantize(
         norm,
         config.n_embd,
@@ -148,7 +148,7 @@ pub fn run(
         .device
         .quantize(attn, heads_width, &[output[0].weight], quantized);
     let input = quantized.view(attn, heads_width);
-    let post_norm = layer.attn_post_norm.as_ref();
+    let post_norm = block.post_norm.as_ref();
     forward.add_to_stream(&input, &output, post_norm, norm, x);
 }
 

@@ -9,7 +9,7 @@ use super::linear::{Epilogue, Share};
 use super::plan::Plan;
 use super::pool::{Disjoint, Pool};
 use super::scratch::Scratch;
-use super::weights::{CpuWeights, DeltaNet, Layer};
+use super::weights::{CpuWeights, DeltaNet, MixerBlock};
 use crate::model::DeltaNetConfig;
 use std::ops::Range;
 use worker_orcd_kernels::cpu::delta_net::BLOCK;
@@ -37,7 +37,7 @@ pub fn run(
     forward: &Forward<'_>,
     plan: &Plan<'_>,
     index: usize,
-    (layer, net): (&Layer, &DeltaNet),
+    (block, net): (&MixerBlock, &DeltaNet),
     kv: &mut KvCache,
     scratch: &mut Scratch,
 ) {
@@ -64,7 +64,7 @@ pub fn run(
     ];
     let alpha = net.alpha.as_ref();
     projections.extend(alpha.map(|it| forward.projection(it, channels + v_width + config.v_heads)));
-    forward.normalize(x, forward.weights.vector(&layer.attn_norm), norm);
+    forward.normalize(x, forward.weights.vector(&block.norm), norm);
     let weights: Vec<_> = projections.iter().map(|it| it.weight).collect();
     forward.device.quantize(norm, n_embd, &weights, quantized);
     let input = quantized.view(norm, n_embd);
@@ -92,7 +92,7 @@ pub fn run(
         .device
         .quantize(attn, v_width, &[output[0].weight], quantized);
     let input = quantized.view(attn, v_width);
-    forward.add_to_stream(&input, &output, layer.attn_post_norm.as_ref(), norm, x);
+    forward.add_to_stream(&input, &output, block.post_norm.as_ref(), norm, x);
 }
 
 impl Recurrence<'_> {

@@ -206,8 +206,8 @@ fn through(
         let rows = whole.rows / experts;
         Projection { rows, ..whole }
     };
-    let gate_up = unit.gate_up.each_ref().map(part);
-    let weights = gate_up.each_ref().map(|it| it.weight);
+    let gate_up: Vec<_> = unit.projections().iter().map(part).collect();
+    let weights: Vec<_> = gate_up.iter().map(|it| it.weight).collect();
     device.quantize(rows, n_embd, &weights, quantized);
     let input = quantized.view(rows, n_embd);
     let n_ff = unit.down.weight.shape.cols;

@@ -3,11 +3,12 @@
 //! One pass for every architecture. Differences are data: optional biases and head norms, RoPE's pairs and rotated
 //! layers, the width of the window.
 
+use super::kv::KvCache;
 use super::linear::{Device, Epilogue, FEW_ROWS, Projection, Share};
 use super::plan::Plan;
 use super::pool::Disjoint;
 use super::scratch::{Quantized, Scratch};
-use super::weights::{CpuWeights, GatedUnit, Layer, Linear, Vector};
+use super::weights::{CpuWeights, FeedForwardBlock, GatedUnit, Layer, Linear, MixerBlock, Vector};
 use super::{CpuExecutor, OpenStep};
 use super::{attention, delta_net, experts, head, layer_inputs, mamba, short_conv};
 use crate::device::common::batch::{DrawingRow, drawing_rows, rows, watch};
@@ -70,21 +71,12 @@ pub fn begin(executor: &mut CpuExecutor, batch: &Batch<'_>, tap: &mut dyn Tap) -
     };
     show_stream(Checkpoint::Embedding, &scratch.x);
     for (index, layer) in weights.tensors.layers.iter().enumerate() {
-        match &layer.mixer {
-            Mixer::Attention(attention) => {
-                attention::run(&forward, &plan, index, (layer, attention), kv, scratch);
-            }
-            Mixer::DeltaNet(net) => {
-                delta_net::run(&forward, &plan, index, (layer, net), kv, scratch);
-            }
-            Mixer::ShortConv(conv) => {
-                short_conv::run(&forward, &plan, index, (layer, conv), kv, scratch);
-            }
-            Mixer::Mamba(of_layer) => {
-                mamba::run(&forward, &plan, index, (layer, of_layer), kv, scratch);
-            }
+        if let Some(block) = &layer.mixer {
+            forward.mix(&plan, index, block, kv, scratch);
         }
-        forward.feed_forward(plan.rows.len(), layer, scratch);
+        if let Some(block) = &layer.feed_forward {
+            forward.feed_forward(plan.rows.len(), block, scratch);
+        }
         if let Some(input) = &layer.input {
             layer_inputs::add(&forward, plan.rows.len(), (index, input), scratch);
         }
@@ -180,19 +172,43 @@ impl Forward<'_> {
         });
     }
 
-    fn feed_forward(&self, tokens: usize, layer: &Layer, scratch: &mut Scratch) {
+    fn mix(
+        &self,
+        plan: &Plan<'_>,
+        index: usize,
+        block: &MixerBlock,
+        kv: &mut KvCache,
+        scratch: &mut Scratch,
+    ) {
+        match &block.part {
+            Mixer::Attention(attention) => {
+                attention::run(self, plan, index, (block, attention), kv, scratch);
+            }
+            Mixer::DeltaNet(net) => {
+                delta_net::run(self, plan, index, (block, net), kv, scratch);
+            }
+            Mixer::ShortConv(conv) => {
+                short_conv::run(self, plan, index, (block, conv), kv, scratch);
+            }
+            Mixer::Mamba(of_layer) => {
+                mamba::run(self, plan, index, (block, of_layer), kv, scratch);
+            }
+        }
+    }
+
+    fn feed_forward(&self, tokens: usize, block: &FeedForwardBlock, scratch: &mut Scratch) {
         let values = tokens * self.config.n_embd;
         let norm = &mut scratch.norm[..values];
-        let weight = self.weights.vector(&layer.ffn_norm);
+        let weight = self.weights.vector(&block.norm);
         self.normalize(&scratch.x[..values], weight, norm);
-        match &layer.feed_forward {
+        match &block.part {
             FeedForward::Dense(unit) => {
-                self.dense(tokens, unit, layer.ffn_post_norm.as_ref(), scratch);
+                self.dense(tokens, unit, block.post_norm.as_ref(), scratch);
             }
             FeedForward::Experts(of_layer) => match &of_layer.beside {
                 None => experts::run(self, of_layer, tokens, scratch),
                 Some(dense) => {
-                    let post_norm = layer.ffn_post_norm.as_ref();
+                    let post_norm = block.post_norm.as_ref();
                     experts::run_beside(self, (of_layer, dense), post_norm, tokens, scratch);
                 }
             },
@@ -231,8 +247,9 @@ impl Forward<'_> {
         let (n_embd, n_ff) = (self.config.n_embd, unit.down.weight.shape.cols);
         let tokens = rows.len() / n_embd;
         let (ff, all) = (&mut ff[..tokens * n_ff], Share::all(tokens));
-        let gate_up = unit.gate_up.each_ref().map(|it| self.projection(it, 0));
-        let weights = gate_up.each_ref().map(|p| p.weight);
+        let projections = unit.projections().iter();
+        let gate_up: Vec<_> = projections.map(|it| self.projection(it, 0)).collect();
+        let weights: Vec<_> = gate_up.iter().map(|it| it.weight).collect();
         self.device.quantize(rows, n_embd, &weights, quantized);
         let input = quantized.view(rows, n_embd);
         let activation = self.config.activation;

@@ -176,16 +176,16 @@ impl Device {
         );
     }
 
-    /// `activation(gate x) * (up x)`; both matrices have the same shape.
+    /// `activation(gate x) * (up x)`; both matrices have the same shape. A single one is both.
     pub fn gate_up(
         &self,
         activation: Activation,
         x: &Activations<'_>,
         shares: &[Share],
-        projections: &[Projection<'_>; 2],
+        projections: &[Projection<'_>],
         out: &mut [f32],
     ) {
-        let [gate, _] = projections;
+        let gate = &projections[0];
         let width = gate.rows;
         let (isa, out) = (self.isa, Disjoint::new(out));
         self.over_groups(
@@ -196,6 +196,9 @@ impl Device {
                     part.multiply(isa, (expert, group), x, row, &mut tile[..count]);
                 }
                 let [gate, up] = tiles;
+                if projections.len() == 1 {
+                    up[..count].copy_from_slice(&gate[..count]);
+                }
                 glu(activation, isa, &mut gate[..count], &up[..count]);
                 let first = group * ROWS;
                 let columns = ROWS.min(width - first);

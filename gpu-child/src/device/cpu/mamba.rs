@@ -9,7 +9,7 @@ use super::linear::{Epilogue, FEW_ROWS, Share};
 use super::plan::Plan;
 use super::pool::{Disjoint, Pool};
 use super::scratch::Scratch;
-use super::weights::{CpuWeights, Layer, Mamba};
+use super::weights::{CpuWeights, Mamba, MixerBlock};
 use crate::model::MambaConfig;
 use std::ops::Range;
 use worker_orcd_kernels::cpu::delta_net::BLOCK;
@@ -35,7 +35,7 @@ pub fn run(
     forward: &Forward<'_>,
     plan: &Plan<'_>,
     index: usize,
-    (layer, mamba): (&Layer, &Mamba),
+    (block, mamba): (&MixerBlock, &Mamba),
     kv: &mut KvCache,
     scratch: &mut Scratch,
 ) {
@@ -55,7 +55,7 @@ pub fn run(
     let out = &mut attn[..tokens * width];
 
     let input = [forward.projection(&mamba.input, 0)];
-    forward.normalize(x, forward.weights.vector(&layer.attn_norm), norm);
+    forward.normalize(x, forward.weights.vector(&block.norm), norm);
     let (device, all) = (forward.device, Share::all(tokens));
     device.quantize(norm, n_embd, &[input[0].weight], quantized);
     let rows = quantized.view(norm, n_embd);
@@ -80,7 +80,7 @@ pub fn run(
     let output = [forward.projection(&mamba.output, 0)];
     device.quantize(out, width, &[output[0].weight], quantized);
     let rows = quantized.view(out, width);
-    forward.add_to_stream(&rows, &output, layer.attn_post_norm.as_ref(), norm, x);
+    forward.add_to_stream(&rows, &output, block.post_norm.as_ref(), norm, x);
 }
 
 impl Scan<'_> {

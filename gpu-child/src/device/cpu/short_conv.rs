@@ -9,7 +9,7 @@ use super::linear::{Epilogue, Share};
 use super::plan::Plan;
 use super::pool::{Disjoint, Pool};
 use super::scratch::Scratch;
-use super::weights::{Layer, ShortConv};
+use super::weights::{MixerBlock, ShortConv};
 use crate::model::ShortConvConfig;
 use std::ops::Range;
 use worker_orcd_kernels::cpu::delta_net::BLOCK;
@@ -35,7 +35,7 @@ pub fn run(
     forward: &Forward<'_>,
     plan: &Plan<'_>,
     index: usize,
-    (layer, conv): (&Layer, &ShortConv),
+    (block, conv): (&MixerBlock, &ShortConv),
     kv: &mut KvCache,
     scratch: &mut Scratch,
 ) {
@@ -55,7 +55,7 @@ pub fn run(
     let out = &mut attn[..tokens * config.width];
 
     let input = [forward.projection(&conv.input, 0)];
-    forward.normalize(x, forward.weights.vector(&layer.attn_norm), norm);
+    forward.normalize(x, forward.weights.vector(&block.norm), norm);
     let (device, all) = (forward.device, Share::all(tokens));
     device.quantize(norm, n_embd, &[input[0].weight], quantized);
     let rows = quantized.view(norm, n_embd);
@@ -76,7 +76,7 @@ pub fn run(
     let output = [forward.projection(&conv.output, 0)];
     device.quantize(out, config.width, &[output[0].weight], quantized);
     let rows = quantized.view(out, config.width);
-    forward.add_to_stream(&rows, &output, layer.attn_post_norm.as_ref(), norm, x);
+    forward.add_to_stream(&rows, &output, block.post_norm.as_ref(), norm, x);
 }
 
 impl Convolution<'_> {

@@ -28,6 +28,8 @@ pub type DeltaNet = model::DeltaNet<Matrix, Vector>;
 pub type Mamba = model::Mamba<Matrix, Vector>;
 pub type ShortConv = model::ShortConv<Matrix, Vector>;
 pub type Layer = model::Layer<Matrix, Vector>;
+pub type MixerBlock = model::Block<Vector, model::Mixer<Matrix, Vector>>;
+pub type FeedForwardBlock = model::Block<Vector, model::FeedForward<Matrix, Vector>>;
 pub type LayerInput = model::LayerInput<Matrix, Vector>;
 pub type LayerInputs = model::LayerInputs<Matrix, Vector>;
 

@@ -22,7 +22,7 @@ use super::ops::RowKernel;
 use super::plan::Plan;
 use super::rank::Rank;
 use super::scratch::Largest;
-use super::weights::{Layer, Linear, Matrix, Vector};
+use super::weights::{Layer, Linear, Matrix, MixerBlock, Vector};
 use crate::device::Batch;
 use crate::device::common::kv::PAGE_TOKENS;
 use crate::device::common::layer_groups::{MAX_LAYER_GROUPS, MAX_UNEQUAL_GROUPS, Place};
@@ -440,12 +440,12 @@ pub fn run(
     rank: &Rank,
     plan: &Plan<'_>,
     index: usize,
-    (layer, attention): (&Layer, &Attention),
+    (block, attention): (&MixerBlock, &Attention),
 ) -> Result<(), Fault> {
     let (config, shared) = (&rank.config, &rank.scratch.buffers.mixers);
     let (rows, heads) = (plan.rows.len(), config.heads_of(index));
     let width = heads.width();
-    let norm = rank.norm_arguments(rows, &layer.attn_norm, Stage::Qkv.of(index));
+    let norm = rank.norm_arguments(rows, &block.norm, Stage::Qkv.of(index));
     let projected_width = match attention.has_kv() {
         true => projected_width_of(config, heads),
         false => config.queries_width_of(width),
@@ -462,7 +462,7 @@ pub fn run(
         up: rank.powers.mixer(index).up(),
         ..rank.row_arguments(rows, shared.outputs, width, Stage::Output.of(index))
     };
-    let post_norm = layer.attn_post_norm.as_ref();
+    let post_norm = block.post_norm.as_ref();
     let (linears, output) = ([attention.output], rank.end_of_block(post_norm));
     if config.gates_attention {
         let kernel = &rank.mixers.attention.gate_rows;

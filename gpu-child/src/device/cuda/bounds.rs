@@ -126,9 +126,10 @@ impl Powers {
 }
 
 /// Matrices with bounded outputs, and the norm of their input.
+#[derive(Clone, Copy)]
 pub struct Bounded<'a> {
     pub norm: &'a Vector,
-    /// One matrix, or gate and up. Empty without a bound.
+    /// One matrix, or gate and up, which may be the same. Empty without a bound.
     pub linears: &'a [Linear],
 }
 
@@ -157,21 +158,26 @@ impl Bounded<'_> {
 
 /// The mixer, and the dense gated unit: in a mixture of experts, the shared expert or the unit beside them.
 fn bounded(layer: &Layer) -> [Bounded<'_>; 2] {
-    let unit: &[Linear] = match &layer.feed_forward {
-        FeedForward::Dense(unit) => &unit.gate_up,
-        FeedForward::Experts(experts) => match (&experts.shared, &experts.beside) {
-            (Some(shared), _) => &shared.unit.gate_up,
-            (None, Some(beside)) => &beside.unit.gate_up,
-            (None, None) => &[],
+    let mixer = layer.mixer.as_ref().map(mixers::bounded);
+    let unit = layer.feed_forward.as_ref().map(|block| Bounded {
+        norm: &block.norm,
+        linears: match &block.part {
+            FeedForward::Dense(unit) => &unit.gate_up,
+            FeedForward::Experts(experts) => match (&experts.shared, &experts.beside) {
+                (Some(shared), _) => &shared.unit.gate_up,
+                (None, Some(beside)) => &beside.unit.gate_up,
+                (None, None) => &[],
+            },
         },
-    };
-    [
-        mixers::bounded(layer),
-        Bounded {
-            norm: &layer.ffn_norm,
-            linears: unit,
-        },
-    ]
+    });
+    // The power of a missing part has no meaning.
+    let any = mixer.or(unit).expect("a layer with a part");
+    [mixer, unit].map(|it| {
+        it.unwrap_or(Bounded {
+            linears: &[],
+            ..any
+        })
+    })
 }
 
 /// Largest bound of all tiles, from the bits of their squares. NaN has larger bits than every number.

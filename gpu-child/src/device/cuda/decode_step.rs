@@ -20,7 +20,7 @@ use super::plan::Plan;
 use super::rank::Rank;
 use super::shared_plan::{STATIC_SHARED_BYTES, SharedPlan, UnitBytes};
 use super::step_model::{
-    MAX_ROWS, experts_of, has_shape, kernel_of, rows_of, unit_columns, unit_of, widths,
+    MAX_ROWS, blocks_of, experts_of, has_shape, kernel_of, rows_of, unit_columns, unit_of, widths,
 };
 use super::tags::Tags;
 use super::weights::{Linear, Weights};
@@ -369,7 +369,7 @@ fn step_layer(config: &ModelConfig, weights: &Weights, powers: &Powers, index: u
     let layer = &weights.tensors.layers[index];
     let q_width = config.n_heads * config.head_dim;
     let kv_width = config.n_kv_heads * config.head_dim;
-    let attention = attention_of(layer);
+    let (attention, (mixer, feed_forward)) = (attention_of(layer), blocks_of(layer));
     let [q, k, v] = &attention.qkv;
     let unit = unit_of(layer);
     let [gate, up] = &unit.gate_up;
@@ -392,8 +392,8 @@ fn step_layer(config: &ModelConfig, weights: &Weights, powers: &Powers, index: u
             of_unit(up),
             of_unit(&unit.down),
         ],
-        attn_norm: weights.vector(&layer.attn_norm),
-        ffn_norm: weights.vector(&layer.ffn_norm),
+        attn_norm: weights.vector(&mixer.norm),
+        ffn_norm: weights.vector(&feed_forward.norm),
         q_norm: weights.optional_vector(attention.q_norm.as_ref()),
         k_norm: weights.optional_vector(attention.k_norm.as_ref()),
         attn_up: powers.mixer(index).up(),

@@ -20,7 +20,7 @@ use super::plan::Plan;
 use super::rank::Rank;
 use super::scratch::Largest;
 use super::states::{StatePages, StateRow, StateSequence, state_pages};
-use super::weights::{Layer, Matrix, Vector};
+use super::weights::{Matrix, MixerBlock, Vector};
 use crate::device::common::kv::PAGE_TOKENS;
 use crate::model::{self, DeltaNetConfig};
 use worker_orcd_ipc::Fault;
@@ -240,7 +240,7 @@ pub fn run(
     rank: &Rank,
     plan: &Plan<'_>,
     index: usize,
-    (layer, net): (&Layer, &DeltaNet),
+    (block, net): (&MixerBlock, &DeltaNet),
 ) -> Result<(), Fault> {
     let config = rank.config.delta_net().expect("delta nets");
     let kernels = rank.mixers.delta_nets.as_ref();
@@ -254,7 +254,7 @@ pub fn run(
     let [channels, rest] =
         [0, behind_gates].map(|at| Output::stored(shared.projected.add(at), stride));
     let strengths: Vec<_> = std::iter::once(net.beta).chain(net.alpha).collect();
-    let norm = rank.norm_arguments(rows, &layer.attn_norm, Stage::Qkv.of(index));
+    let norm = rank.norm_arguments(rows, &block.norm, Stage::Qkv.of(index));
     rank.make_and_project(
         &rank.ops.rmsnorm,
         norm,
@@ -279,7 +279,7 @@ pub fn run(
         unused: 0,
     };
     rank.make_gated_input(&kernels.gate_rows, &gated)?;
-    let post_norm = layer.attn_post_norm.as_ref();
+    let post_norm = block.post_norm.as_ref();
     let output = rank.end_of_block(post_norm);
     rank.project(rows, &[net.output], v_width, output)?;
     rank.add_norm(rows, post_norm, 1.0, Stage::GateUp.of(index))

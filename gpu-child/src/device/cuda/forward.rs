@@ -15,7 +15,7 @@ use super::ops::RowKernel;
 use super::plan::Plan;
 use super::products_few::FewProducts;
 use super::rank::Rank;
-use super::weights::{GatedUnit, Layer, Linear, Matrix, Vector, units};
+use super::weights::{FeedForwardBlock, GatedUnit, Layer, Linear, Matrix, Vector, units};
 use crate::device::common::batch::{rows, watch};
 use crate::device::{Checkpoint, Tap};
 use crate::model::FeedForward;
@@ -143,11 +143,16 @@ impl Rank {
         Ok(())
     }
 
-    /// Feed-forward part of a layer, and what it adds of its per-layer input.
+    /// Feed-forward part of a layer, if it has one, and what it adds of its per-layer input.
     pub fn feed_forward(&self, rows: usize, index: usize, layer: &Layer) -> Result<(), Fault> {
-        match &layer.feed_forward {
-            FeedForward::Dense(unit) => self.dense(rows, index, layer, unit)?,
-            FeedForward::Experts(experts) => self.mixture(rows, index, layer, experts)?,
+        if let Some(block) = &layer.feed_forward {
+            let factor = self.feed_forward_scale(index, layer);
+            match &block.part {
+                FeedForward::Dense(unit) => self.dense(rows, index, (block, unit), factor)?,
+                FeedForward::Experts(experts) => {
+                    self.mixture(rows, index, (block, experts), factor)?;
+                }
+            }
         }
         match &layer.input {
             Some(input) => layer_inputs::add(self, rows, index, input),
@@ -156,7 +161,7 @@ impl Rank {
     }
 
     /// Factor of the residual stream behind the feed-forward part.
-    pub fn feed_forward_scale(&self, index: usize, layer: &Layer) -> f32 {
+    fn feed_forward_scale(&self, index: usize, layer: &Layer) -> f32 {
         match &layer.input {
             Some(_) => 1.0,
             None => self.output_scales[index],
@@ -167,19 +172,18 @@ impl Rank {
         &self,
         rows: usize,
         index: usize,
-        layer: &Layer,
-        unit: &GatedUnit,
+        (block, unit): (&FeedForwardBlock, &GatedUnit),
+        factor: f32,
     ) -> Result<(), Fault> {
-        let norm = self.norm_arguments(rows, &layer.ffn_norm, Stage::GateUp.of(index));
+        let norm = self.norm_arguments(rows, &block.norm, Stage::GateUp.of(index));
         self.make_input(&self.ops.rmsnorm, &norm)?;
-        let post_norm = layer.ffn_post_norm.as_ref();
+        let post_norm = block.post_norm.as_ref();
         let output = self.end_of_block(post_norm);
         self.gated_unit(rows, (index, unit), Stage::Down.of(index), output)?;
-        let factor = self.feed_forward_scale(index, layer);
         self.add_norm(rows, post_norm, factor, Stage::Qkv.of(index + 1))
     }
 
-    /// Multiplies an input by gate and up, then by down of a layer. `stage` is posted before down, if a launch makes
+    /// Multiplies an input by gate and up, or by up alone, then by down of a layer. `stage` is posted before down, if a launch makes
     /// its input.
     pub fn gated_unit(
         &self,
@@ -202,16 +206,19 @@ impl Rank {
             };
             return self.multiply(input, &[unit.down], output);
         }
-        let both = Output::stored(buffers.ff, 2 * n_ff);
-        self.project(rows, &unit.gate_up, n_embd, both)?;
+        let projections = unit.projections();
+        let both = Output::stored(buffers.ff, projections.len() * n_ff);
+        self.project(rows, projections, n_embd, both)?;
         let ff = RowArgs {
             in_stride: both.stride as i32,
             up: power.map_or(0.0, Power::up),
             ..self.row_arguments(rows, buffers.ff, n_ff, stage)
         };
-        let kernel = match power {
-            Some(_) => &self.ops.glu_bounded_rows,
-            None => &self.ops.glu_rows,
+        let kernel = match (unit.has_gate, power) {
+            (true, Some(_)) => &self.ops.glu_bounded_rows,
+            (true, None) => &self.ops.glu_rows,
+            (false, Some(_)) => &self.ops.glu_own_bounded_rows,
+            (false, None) => &self.ops.glu_own_rows,
         };
         self.make_input(kernel, &ff)?;
         self.project(rows, &[unit.down], n_ff, output)

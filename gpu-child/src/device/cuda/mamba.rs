@@ -18,7 +18,7 @@ use super::plan::Plan;
 use super::rank::Rank;
 use super::scratch::Largest;
 use super::states::{StatePages, StateRow, StateSequence, state_pages};
-use super::weights::{Layer, Matrix, Vector};
+use super::weights::{Matrix, MixerBlock, Vector};
 use crate::model::{self, MambaConfig};
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::cpu::delta_net::BLOCK;
@@ -173,13 +173,13 @@ pub fn run(
     rank: &Rank,
     plan: &Plan<'_>,
     index: usize,
-    (layer, mamba): (&Layer, &Mamba),
+    (block, mamba): (&MixerBlock, &Mamba),
 ) -> Result<(), Fault> {
     let config = rank.config.mamba().expect("state-space layers");
     let kernels = rank.mixers.mamba.as_ref();
     let kernels = kernels.expect("kernels of state-space layers");
     let (rows, shared) = (plan.rows.len(), &rank.scratch.buffers.mixers);
-    let norm = rank.norm_arguments(rows, &layer.attn_norm, Stage::Qkv.of(index));
+    let norm = rank.norm_arguments(rows, &block.norm, Stage::Qkv.of(index));
     let projected = Output::stored(shared.projected, projected_width(config));
     rank.make_and_project(&rank.ops.rmsnorm, norm, &[(&[mamba.input], projected)])?;
     let arguments = arguments_of(rank, config, index, mamba);
@@ -192,7 +192,7 @@ pub fn run(
     let stage = Stage::Output.of(index);
     let outputs = rank.row_arguments(rows, shared.outputs, config.width(), stage);
     rank.make_input(&rank.ops.scale_rows, &outputs)?;
-    let post_norm = layer.attn_post_norm.as_ref();
+    let post_norm = block.post_norm.as_ref();
     let output = rank.end_of_block(post_norm);
     rank.project(rows, &[mamba.output], config.width(), output)?;
     rank.add_norm(rows, post_norm, 1.0, Stage::GateUp.of(index))

@@ -19,7 +19,7 @@ use super::rank::Rank;
 use super::scratch::{Largest, OWN_INPUTS};
 use super::short_conv::ShortConvKernels;
 use super::states::{StateBuffers, StatePlan};
-use super::weights::Layer;
+use super::weights::{Layer, MixerBlock};
 use super::{attention, delta_net, mamba, short_conv, states};
 use crate::device::Batch;
 use crate::model::{DeltaNetConfig, MambaConfig, Mixer, ModelConfig, ShortConvConfig};
@@ -57,12 +57,12 @@ pub fn outputs_width(config: &ModelConfig) -> usize {
     widest.max(net).max(conv).max(mamba)
 }
 
-/// Weights that bound the outputs of a layer's mixer.
+/// Weights that bound the outputs of a mixer.
 #[must_use]
-pub fn bounded(layer: &Layer) -> Bounded<'_> {
+pub fn bounded(block: &MixerBlock) -> Bounded<'_> {
     Bounded {
-        norm: &layer.attn_norm,
-        linears: match &layer.mixer {
+        norm: &block.norm,
+        linears: match &block.part {
             Mixer::Attention(attention) => attention::bounded(attention),
             // Rows have a power of their own: the launch that makes them has all of a row anyway.
             Mixer::DeltaNet(_) | Mixer::ShortConv(_) | Mixer::Mamba(_) => &[],
@@ -73,21 +73,24 @@ pub fn bounded(layer: &Layer) -> Bounded<'_> {
 /// Bound of the outputs of a layer's mixer that does not depend on weights, if there is one.
 #[must_use]
 pub fn known_bound(config: &ModelConfig, index: usize) -> Option<f32> {
-    let attention = !config.is_recurrent(index);
+    let attention = config.has_attention(index);
     let bound = attention.then(|| attention::bound_of_normal_values(config, index));
     bound.flatten()
 }
 
-/// Adds the output of a layer's mixer to the residual stream of all rows.
+/// Adds the output of a layer's mixer, if it has one, to the residual stream of all rows.
 ///
 /// # Errors
 /// If a launch fails.
 pub fn run(rank: &Rank, plan: &Plan<'_>, index: usize, layer: &Layer) -> Result<(), Fault> {
-    match &layer.mixer {
-        Mixer::Attention(attention) => attention::run(rank, plan, index, (layer, attention)),
-        Mixer::DeltaNet(net) => delta_net::run(rank, plan, index, (layer, net)),
-        Mixer::ShortConv(conv) => short_conv::run(rank, plan, index, (layer, conv)),
-        Mixer::Mamba(of_layer) => mamba::run(rank, plan, index, (layer, of_layer)),
+    let Some(block) = &layer.mixer else {
+        return Ok(());
+    };
+    match &block.part {
+        Mixer::Attention(attention) => attention::run(rank, plan, index, (block, attention)),
+        Mixer::DeltaNet(net) => delta_net::run(rank, plan, index, (block, net)),
+        Mixer::ShortConv(conv) => short_conv::run(rank, plan, index, (block, conv)),
+        Mixer::Mamba(of_layer) => mamba::run(rank, plan, index, (block, of_layer)),
     }
 }
 

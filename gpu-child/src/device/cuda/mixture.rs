@@ -24,7 +24,7 @@ use super::kernels::{Part, RowArgs};
 use super::matmul::Output;
 use super::memory::DevicePtr;
 use super::rank::Rank;
-use super::weights::{Experts, Layer, Linear, Matrix, Vector, units};
+use super::weights::{Experts, FeedForwardBlock, Linear, Matrix, Vector, units};
 use crate::model::DenseBeside;
 use worker_orcd_ipc::Fault;
 
@@ -52,8 +52,8 @@ impl Rank {
         &self,
         rows: usize,
         index: usize,
-        layer: &Layer,
-        experts: &Experts,
+        (block, experts): (&FeedForwardBlock, &Experts),
+        factor: f32,
     ) -> Result<(), Fault> {
         let kernels = self.experts.as_ref().expect("a model with experts");
         let room = self.scratch.buffers.experts.expect("a model with experts");
@@ -67,9 +67,9 @@ impl Rank {
             way: kernels.way(&experts.unit, rows),
         };
         if let Some(beside) = &experts.beside {
-            return mixture.run_beside(layer, beside);
+            return mixture.run_beside(block, beside, factor);
         }
-        mixture.choose(mixture.norm_arguments(&layer.ffn_norm))?;
+        mixture.choose(mixture.norm_arguments(&block.norm))?;
         mixture.multiply()
     }
 }
@@ -86,12 +86,18 @@ impl Mixture<'_> {
     }
 
     /// Adds the outputs of experts and of the dense unit beside them ([`DenseBeside`]).
-    fn run_beside(&self, layer: &Layer, beside: &DenseBeside<Matrix, Vector>) -> Result<(), Fault> {
+    /// `factor`: of the residual stream behind the part.
+    fn run_beside(
+        &self,
+        block: &FeedForwardBlock,
+        beside: &DenseBeside<Matrix, Vector>,
+        factor: f32,
+    ) -> Result<(), Fault> {
         let (rank, rows, room) = (self.rank, self.rows, &self.room);
         let (n_embd, buffers) = (rank.config.n_embd, &rank.scratch.buffers);
         let stage = Stage::GateUp.of(self.index);
         let norm = |weight| rank.norm_arguments(rows, weight, stage);
-        rank.make_input(&rank.ops.rmsnorm, &norm(&layer.ffn_norm))?;
+        rank.make_input(&rank.ops.rmsnorm, &norm(&block.norm))?;
         let dense = Output::stored(room.shared, n_embd);
         rank.gated_unit(rows, (self.index, &beside.unit), stage, dense)?;
         rank.make_input(&rank.ops.rmsnorm, &norm(&beside.router_scale))?;
@@ -116,8 +122,7 @@ impl Mixture<'_> {
         rank.make_input(&rank.ops.rmsnorm, &of_dense)?;
         let of_experts = to_sum(room.sums, &beside.experts_post_norm);
         rank.make_input(&rank.ops.add_norm, &of_experts)?;
-        let factor = rank.feed_forward_scale(self.index, layer);
-        rank.add_norm(rows, layer.ffn_post_norm.as_ref(), factor, next)
+        rank.add_norm(rows, block.post_norm.as_ref(), factor, next)
     }
 
     /// Computes the norm, the router's choices and the output of the shared expert.
@@ -264,12 +269,17 @@ impl Mixture<'_> {
         if paired {
             return launch([gate, up], 0);
         }
+        if !self.experts.unit.has_gate {
+            return launch([up, up], 0);
+        }
         launch([gate, gate], 0)?;
         launch([up, up], n_ff)
     }
 
+    /// Without a gate, up is a pair with itself where there is no kernel for one matrix: it is read once from memory.
     fn is_paired(&self) -> bool {
-        self.kernels.pairs(&self.experts.unit)
+        let unit = &self.experts.unit;
+        self.kernels.pairs(unit) && (unit.has_gate || self.way == Way::Row)
     }
 
     fn is_bounded(&self) -> bool {
@@ -290,7 +300,10 @@ impl Mixture<'_> {
 
     fn ff_stride(&self) -> usize {
         let n_ff = self.experts.config.n_ff;
-        if self.is_paired() { n_ff } else { 2 * n_ff }
+        match self.is_paired() {
+            true => n_ff,
+            false => self.experts.unit.projections().len() * n_ff,
+        }
     }
 
     /// Converts the outputs of gate and up to F16.
@@ -308,10 +321,12 @@ impl Mixture<'_> {
             up: CLAMPED_UP,
             ..rank.row_arguments(rows, room.ff, config.n_ff, Stage::Down.of(self.index))
         };
+        let has_gate = self.experts.unit.has_gate;
         let kernel = match (self.is_paired(), self.is_bounded()) {
             (true, false) => &rank.ops.scale_rows,
             (true, true) => &rank.ops.scale_bounded_rows,
-            (false, false) => &rank.ops.glu_rows,
+            (false, false) if has_gate => &rank.ops.glu_rows,
+            (false, false) => &rank.ops.glu_own_rows,
             (false, true) => &rank.ops.glu_bounded_rows,
         };
         rank.make_input(kernel, &arguments)

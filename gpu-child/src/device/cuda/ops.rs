@@ -19,6 +19,9 @@ pub struct Ops {
     /// Both kernels for bounded inputs.
     pub scale_bounded_rows: RowKernel,
     pub glu_bounded_rows: RowKernel,
+    /// The same for units without a gate, of which up is its own.
+    pub glu_own_rows: RowKernel,
+    pub glu_own_bounded_rows: RowKernel,
     pub add_norm: RowKernel,
     /// A gated linear unit with gate and up in different places.
     pub glu_apart_rows: RowKernel<GatedRowsArgs>,
@@ -41,6 +44,8 @@ impl Ops {
                 glu_rows: RowKernel::load(module, "glu_rows")?,
                 scale_bounded_rows: RowKernel::load_bounded(module, "scale_bounded_rows")?,
                 glu_bounded_rows: RowKernel::load_bounded(module, "glu_bounded_rows")?,
+                glu_own_rows: RowKernel::load(module, "glu_own_rows")?,
+                glu_own_bounded_rows: RowKernel::load_bounded(module, "glu_own_bounded_rows")?,
                 add_norm: RowKernel::load(module, "add_norm")?,
                 glu_apart_rows: RowKernel::load(module, "glu_apart_rows")?,
                 softcap: module.kernel("softcap")?.overlapping(),

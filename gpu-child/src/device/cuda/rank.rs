@@ -52,7 +52,8 @@ impl Rank {
         let experts = match config.experts {
             Some(of) => {
                 let layers = weights.tensors.layers.iter();
-                let units = layers.filter_map(|layer| match &layer.feed_forward {
+                let blocks = layers.filter_map(|layer| layer.feed_forward.as_ref());
+                let units = blocks.filter_map(|block| match &block.part {
                     FeedForward::Experts(experts) => Some(&experts.unit),
                     FeedForward::Dense(_) => None,
                 });
@@ -114,7 +115,9 @@ impl Rank {
 /// of the norm behind the part for its per-layer input, or behind the feed-forward part.
 fn output_scales(context: &Context, weights: &Weights) -> Result<Vec<f32>, Fault> {
     let factor = |layer: &Layer| {
-        let has_norm = layer.ffn_post_norm.is_some() || layer.input.is_some();
+        let feed_forward = layer.feed_forward.as_ref();
+        let has_post_norm = feed_forward.is_some_and(|block| block.post_norm.is_some());
+        let has_norm = has_post_norm || layer.input.is_some();
         match &layer.output_scale {
         None => Ok(1.0),
         // SAFETY: a vector of one value.

@@ -197,6 +197,7 @@ mod tests {
             n_embd,
             n_ff,
             ff_widths: None,
+            feed_forward_layers: None,
             experts: None,
             n_heads,
             n_kv_heads: 2,

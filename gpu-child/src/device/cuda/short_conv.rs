@@ -16,7 +16,7 @@ use super::ops::RowKernel;
 use super::plan::Plan;
 use super::rank::Rank;
 use super::states::{StatePages, StateRow, state_pages};
-use super::weights::{Layer, Matrix, Vector};
+use super::weights::{Matrix, MixerBlock, Vector};
 use crate::model::{self, ShortConvConfig};
 use worker_orcd_ipc::Fault;
 
@@ -65,7 +65,7 @@ pub fn run(
     rank: &Rank,
     plan: &Plan<'_>,
     index: usize,
-    (layer, conv): (&Layer, &ShortConv),
+    (block, conv): (&MixerBlock, &ShortConv),
 ) -> Result<(), Fault> {
     let config = rank.config.short_conv().expect("short convolutions");
     let kernels = rank.mixers.short_convs.as_ref();
@@ -73,7 +73,7 @@ pub fn run(
     let (rows, shared) = (plan.rows.len(), &rank.scratch.buffers.mixers);
     let states = shared.states.expect("buffers of states");
     let stride = config.projected_width();
-    let norm = rank.norm_arguments(rows, &layer.attn_norm, Stage::Qkv.of(index));
+    let norm = rank.norm_arguments(rows, &block.norm, Stage::Qkv.of(index));
     let projected = Output::stored(shared.projected, stride);
     rank.make_and_project(&rank.ops.rmsnorm, norm, &[(&[conv.input], projected)])?;
     let stage = Stage::Output.of(index);
@@ -95,7 +95,7 @@ pub fn run(
         let size = (rows, config.width);
         kernels.rows.launch(&rank.context, size, &arguments)?;
     }
-    let post_norm = layer.attn_post_norm.as_ref();
+    let post_norm = block.post_norm.as_ref();
     let output = rank.end_of_block(post_norm);
     rank.project(rows, &[conv.output], config.width, output)?;
     rank.add_norm(rows, post_norm, 1.0, Stage::GateUp.of(index))

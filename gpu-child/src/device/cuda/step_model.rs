@@ -8,8 +8,8 @@ use super::headers::constant;
 use super::mixers;
 use super::shared_plan::{SUMS_BYTES, SharedPlan, UnitBytes};
 use super::weights::{
-    Experts, GatedUnit, Layer, Linear, TILE_ROWS, UNIT, Weights, multiplied_as, segments,
-    unit_bytes, units,
+    Experts, FeedForwardBlock, GatedUnit, Layer, Linear, MixerBlock, TILE_ROWS, UNIT, Weights,
+    multiplied_as, segments, unit_bytes, units,
 };
 use crate::model::{FeedForward, ModelConfig, ModelWeights};
 use worker_orcd_kernels::{Activation, TensorType, Weighing};
@@ -58,7 +58,7 @@ pub fn kernel_of(
 
 /// There is a kernel for the shape of the model.
 pub fn has_shape(config: &ModelConfig) -> bool {
-    if !mixers::are_plain(config) {
+    if !mixers::are_plain(config) || config.feed_forward_layers.is_some() {
         return false;
     }
     let Some(experts) = &config.experts else {
@@ -101,15 +101,24 @@ pub fn unit_columns(config: &ModelConfig) -> usize {
 }
 
 pub fn experts_of(layer: &Layer) -> Option<&Experts> {
-    match &layer.feed_forward {
+    match &layer.feed_forward.as_ref()?.part {
         FeedForward::Dense(_) => None,
         FeedForward::Experts(experts) => Some(experts),
     }
 }
 
+/// The mixer and the feed-forward part of a layer.
+///
+/// # Panics
+/// If it has one of them only.
+pub fn blocks_of(layer: &Layer) -> (&MixerBlock, &FeedForwardBlock) {
+    let blocks = layer.mixer.as_ref().zip(layer.feed_forward.as_ref());
+    blocks.expect("a layer with a mixer and a feed-forward part")
+}
+
 /// The gated unit, or that of all experts.
 pub fn unit_of(layer: &Layer) -> &GatedUnit {
-    match &layer.feed_forward {
+    match &blocks_of(layer).1.part {
         FeedForward::Dense(unit) => unit,
         FeedForward::Experts(experts) => &experts.unit,
     }
@@ -126,7 +135,8 @@ fn streamed(layer: &Layer) -> impl Iterator<Item = &Linear> {
 /// The kernel supports everything that the model needs.
 fn is_plain(config: &ModelConfig, layers: &[Layer]) -> bool {
     let has_post_norms = |layer: &Layer| {
-        let norms = [&layer.attn_post_norm, &layer.ffn_post_norm];
+        let (mixer, feed_forward) = blocks_of(layer);
+        let norms = [&mixer.post_norm, &feed_forward.post_norm];
         norms.iter().any(|norm| norm.is_some())
     };
     config.positions.window.is_none()

@@ -115,6 +115,8 @@ pub struct Vector {
 
 pub type Linear = model::Linear<Matrix, Vector>;
 pub type Layer = model::Layer<Matrix, Vector>;
+pub type MixerBlock = model::Block<Vector, model::Mixer<Matrix, Vector>>;
+pub type FeedForwardBlock = model::Block<Vector, model::FeedForward<Matrix, Vector>>;
 pub type LayerInput = model::LayerInput<Matrix, Vector>;
 pub type GatedUnit = model::GatedUnit<Matrix, Vector>;
 pub type Experts = model::Experts<Matrix, Vector>;

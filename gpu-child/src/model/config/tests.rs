@@ -2,7 +2,8 @@ use super::*;
 use crate::model::gguf::parse;
 use crate::model::gguf_builder::{GgufBuilder, Meta};
 use crate::model::tiny_model::{
-    CONV_LAYERS, GRANITE_SCALES, HEAD_DIM, LOGIT_CAP, WINDOW, tiny_gemma4_e2b, tiny_model,
+    CONV_LAYERS, GRANITE_SCALES, HEAD_DIM, LOGIT_CAP, NEMOTRON_LAYERS, OneBlock, WINDOW,
+    tiny_gemma4_e2b, tiny_model,
 };
 use crate::model::{Recurrence, RecurrentLayers, Temperature};
 use worker_orcd_kernels::reference::rope::RopePairs;
@@ -26,7 +27,11 @@ fn each_architecture_is_read() {
         assert_eq!(config.architecture, architecture);
         assert!(config.sliding_heads.is_none() && config.logit_cap.is_none());
         let rope = config.rope;
-        assert_eq!((config.n_embd, config.n_ff), (64, 96));
+        let n_ff = match architecture {
+            Architecture::NemotronHMoe => 32,
+            _ => 96,
+        };
+        assert_eq!((config.n_embd, config.n_ff), (64, n_ff));
         assert_eq!(
             (config.n_heads, config.n_kv_heads, config.head_dim),
             (4, 2, 16)
@@ -256,6 +261,87 @@ fn units_have_as_few_heads_as_leave_a_layer_eight() {
         };
         assert_eq!(config.unit_heads(), of_unit, "{heads} {groups}");
     }
+}
+
+#[test]
+fn two_lists_define_the_one_block_of_each_layer_of_nemotron() {
+    for architecture in [Architecture::NemotronH, Architecture::NemotronHMoe] {
+        let file = || tiny_model(architecture);
+        let key = |name: &str| format!("{}.{name}", architecture.name());
+        let nemotron = config(&file(), None).unwrap();
+        for (layer, block) in NEMOTRON_LAYERS.into_iter().enumerate() {
+            let has = [
+                (OneBlock::Mamba, nemotron.is_recurrent(layer)),
+                (OneBlock::Attention, nemotron.has_attention(layer)),
+                (OneBlock::FeedForward, nemotron.has_feed_forward(layer)),
+            ];
+            for (one, has) in has {
+                assert_eq!(has, one == block, "{layer} {one:?}");
+            }
+            assert_eq!(nemotron.has_mixer(layer), block != OneBlock::FeedForward);
+            assert!(!nemotron.positions.rotates(layer));
+        }
+        assert_eq!(nemotron.activation, Activation::Relu);
+        // The key of LayerNorm's epsilon counts without the other.
+        let only = file()
+            .without_meta(&key("attention.layer_norm_rms_epsilon"))
+            .meta(&key("attention.layer_norm_epsilon"), 1e-6);
+        assert_eq!(config(&only, None).unwrap().norm_eps, 1e-6);
+        let list = |values: &[i32]| Meta::I32s(values.to_vec());
+        let (n_ff, kv) = ("feed_forward_length", "attention.head_count_kv");
+        for (name, value, what) in [
+            (n_ff, 96_u32.into(), "must be a list of layers"),
+            (n_ff, list(&[0, 96, 0, 96]), "4 entries for 5 layers"),
+            (n_ff, list(&[0, 96, 0, -1, 0]), "must be positive numbers"),
+            (n_ff, list(&[0; 5]), "no layer with a feed-forward part"),
+            (kv, list(&[0, 0, 2, 0]), "4 entries for 5 layers"),
+            (
+                kv,
+                list(&[0, 2, 2, 0, 0]),
+                "layer 1 has a feed-forward part",
+            ),
+            (kv, list(&[1, 0, 2, 0, 0]), "a value that differs by layer"),
+            (kv, list(&[0; 5]), "none of 5 layers has attention"),
+            (kv, 2_u32.into(), "layer 1 has a feed-forward part"),
+        ] {
+            let message = refusal(file().meta(&key(name), value));
+            assert!(message.contains(&key(name)), "{message}");
+            assert!(message.contains(what), "{message}");
+        }
+        // The list of widths contradicts that of heads, which is named.
+        for (widths, what) in [
+            ([96, 96, 0, 96, 96], "no state-space layers"),
+            ([0, 96, 96, 96, 0], "layer 2 has a feed-forward part"),
+        ] {
+            let message = refusal(file().meta(&key(n_ff), list(&widths)));
+            assert!(
+                message.contains(&key(kv)) && message.contains(what),
+                "{message}"
+            );
+        }
+    }
+}
+
+#[test]
+fn lists_of_nemotron_may_go_on_with_layers_that_predict_further_tokens() {
+    let key = |name: &str| format!("nemotron_h_moe.{name}");
+    let file = tiny_model(Architecture::NemotronHMoe)
+        .meta(&key("block_count"), 6_u32)
+        .meta(&key("nextn_predict_layers"), 1_u32)
+        .meta(
+            &key("feed_forward_length"),
+            Meta::I32s(vec![0, 32, 0, 32, 0, 32]),
+        )
+        .meta(
+            &key("attention.head_count_kv"),
+            Meta::I32s(vec![0, 0, 2, 0, 0, 2]),
+        );
+    let nemotron = config(&file, None).unwrap();
+    assert_eq!((nemotron.n_layers, nemotron.n_mtp_layers), (5, 1));
+    let layers = nemotron.feed_forward_layers.expect("layers of one block");
+    assert_eq!(layers, [false, true, false, true, false]);
+    let recurrent = nemotron.recurrent.expect("recurrent layers").layers;
+    assert_eq!(recurrent, [true, false, false, false, true]);
 }
 
 #[test]

@@ -128,6 +128,44 @@ fn counts_that_make_no_sense_are_refused_by_key() {
 }
 
 #[test]
+fn nemotron_has_a_router_of_sigmoids_and_refuses_a_latent_width_and_widths_by_layer() {
+    let file = || tiny_model(Architecture::NemotronHMoe);
+    let key = |name: &str| format!("nemotron_h_moe.{name}");
+    let found = read(&file()).unwrap().expect("experts");
+    let plain = ExpertsConfig::plain(6, 2, 32);
+    let expected = ExpertsConfig {
+        shared_n_ff: Some(48),
+        weighing: Weighing::RenormalizedSigmoid,
+        scale: 2.5,
+        has_choice_bias: true,
+        ..plain
+    };
+    assert_eq!(found, expected);
+    for (name, value, what) in [
+        (
+            "moe_latent_size",
+            16_u32.into(),
+            "experts of a latent width",
+        ),
+        (
+            "expert_feed_forward_length",
+            Meta::I32s(vec![0, 32, 0, 16, 0]),
+            "a value that differs by layer",
+        ),
+        (
+            "expert_used_count",
+            Meta::I32s(vec![0, 2, 0, 1, 0]),
+            "a value that differs by layer",
+        ),
+        ("expert_group_count", 2_u32.into(), "experts in groups"),
+    ] {
+        let message = refusal(&file().meta(&key(name), value));
+        assert!(message.contains(&key(name)), "{message}");
+        assert!(message.contains(what), "{message}");
+    }
+}
+
+#[test]
 fn what_is_not_implemented_is_refused_by_key() {
     let of_qwen3moe: [(&str, Meta, &str); 10] = [
         ("expert_gating_func", 2_u32.into(), "other than softmax"),

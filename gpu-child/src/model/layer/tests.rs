@@ -145,6 +145,31 @@ fn every_tensor_is_mapped_once_and_in_the_order_of_the_arena() {
     );
 }
 
+/// Without a gate, up is mapped once.
+#[test]
+fn a_layer_of_one_block_is_mapped_as_its_block_alone() {
+    let found = names(Architecture::NemotronH);
+    let of = |index: usize| -> Vec<&str> {
+        let block = format!("blk.{index}.");
+        found
+            .iter()
+            .filter_map(|name| name.strip_prefix(&block))
+            .collect()
+    };
+    let unit = ["attn_norm.weight", "ffn_up.weight", "ffn_down.weight"];
+    assert_eq!(of(1), unit);
+    let first = ["attn_norm.weight", "ssm_in.weight"];
+    assert_eq!(of(0)[..2], first);
+    let attention = [
+        "attn_norm.weight",
+        "attn_q.weight",
+        "attn_k.weight",
+        "attn_v.weight",
+        "attn_output.weight",
+    ];
+    assert_eq!(of(2), attention);
+}
+
 #[test]
 fn inputs_of_layers_are_mapped_behind_the_embedding_and_behind_each_feed_forward_part() {
     let found = names_of(tiny_gemma4_e2b());

@@ -20,8 +20,17 @@ fn refusal(file: GgufBuilder) -> String {
         .to_string()
 }
 
+fn mixer_of<'l, 'a>(layer: &'l FileLayer<'a>) -> &'l FileMixer<'a> {
+    &layer.mixer.as_ref().expect("a mixer").part
+}
+
+fn feed_forward_of<'l, 'a>(layer: &'l FileLayer<'a>) -> &'l FileFeedForward<'a> {
+    let block = layer.feed_forward.as_ref();
+    &block.expect("a feed-forward part").part
+}
+
 fn dense<'l, 'a>(layer: &'l FileLayer<'a>) -> &'l FileUnit<'a> {
-    match &layer.feed_forward {
+    match feed_forward_of(layer) {
         FeedForward::Dense(unit) => unit,
         FeedForward::Experts(_) => panic!("experts"),
     }
@@ -69,9 +78,11 @@ fn every_architecture_finds_its_tensors() {
                 assert_eq!(rows(dense(layer)), [96, 96, 64]);
                 assert_eq!(qkv.map(|linear| linear.bias.is_some()), [has_bias; 3]);
                 assert_eq!(q_norm.is_some() && k_norm.is_some(), has_head_norm);
-                let post_norms = [layer.attn_post_norm, layer.ffn_post_norm];
+                let mixer = layer.mixer.as_ref().and_then(|it| it.post_norm);
+                let feed_forward = layer.feed_forward.as_ref().and_then(|it| it.post_norm);
                 let has_post_norms = architecture == Architecture::Gemma3;
-                assert_eq!(post_norms.map(|norm| norm.is_some()), [has_post_norms; 2]);
+                assert_eq!(mixer.is_some(), has_post_norms);
+                assert_eq!(feed_forward.is_some(), has_post_norms);
             }
         })
         .unwrap();
@@ -84,7 +95,7 @@ fn qwen3_5_has_delta_nets_and_gated_attention_in_turn_and_misses_each_tensor_by_
     load(&file(), |weights| {
         assert_eq!(weights.layers.len(), 4);
         for (index, layer) in weights.layers.iter().enumerate() {
-            match &layer.mixer {
+            match mixer_of(layer) {
                 Mixer::Attention(attention) => {
                     assert_eq!(index % 2, 1);
                     let rows = attention.qkv.map(|linear| linear.weight.rows);
@@ -121,7 +132,7 @@ fn lfm2_has_short_convolutions_beside_attention_and_misses_each_tensor_by_name()
     let file = || tiny_model(Architecture::Lfm2);
     load(&file(), |weights| {
         for (layer, is_conv) in weights.layers.iter().zip(CONV_LAYERS) {
-            let Mixer::ShortConv(conv) = &layer.mixer else {
+            let Mixer::ShortConv(conv) = mixer_of(layer) else {
                 assert!(layer.attention().is_some() && !is_conv);
                 continue;
             };
@@ -156,7 +167,7 @@ fn granite_has_state_spaces_beside_attention_and_misses_each_tensor_by_name() {
     ] {
         load(&file, |weights| {
             for (layer, is_mamba) in weights.layers.iter().zip(CONV_LAYERS) {
-                let Mixer::Mamba(mamba) = &layer.mixer else {
+                let Mixer::Mamba(mamba) = mixer_of(layer) else {
                     assert!(layer.attention().is_some() && !is_mamba);
                     continue;
                 };
@@ -182,6 +193,58 @@ fn granite_has_state_spaces_beside_attention_and_misses_each_tensor_by_name() {
     }
     let without_bias = file().without_tensor("blk.1.ssm_conv1d.bias");
     assert!(load(&without_bias, |_| ()).is_ok(), "it is optional");
+}
+
+#[test]
+fn nemotron_has_layers_of_one_block_and_misses_each_tensor_by_name() {
+    use crate::model::tiny_model::{NEMOTRON_LAYERS, OneBlock};
+    load(&tiny_model(Architecture::NemotronH), |weights| {
+        for (layer, block) in weights.layers.iter().zip(NEMOTRON_LAYERS) {
+            let is_feed_forward = block == OneBlock::FeedForward;
+            assert_eq!(layer.mixer.is_none(), is_feed_forward);
+            assert_eq!(layer.feed_forward.is_some(), is_feed_forward);
+            assert_eq!(layer.attention().is_some(), block == OneBlock::Attention);
+            if is_feed_forward {
+                let unit = dense(layer);
+                assert!(!unit.has_gate && unit.linears().count() == 2);
+                assert_eq!(rows(unit), [96, 96, 64]);
+            }
+        }
+    })
+    .unwrap();
+    load(&tiny_model(Architecture::NemotronHMoe), |weights| {
+        let FeedForward::Experts(experts) = feed_forward_of(&weights.layers[3]) else {
+            panic!("experts");
+        };
+        let shared = experts.shared.as_ref().expect("a shared expert");
+        assert!(!experts.unit.has_gate && !shared.unit.has_gate);
+        assert!(shared.weigher.is_none() && experts.choice_bias.is_some());
+        assert_eq!(rows(&experts.unit), [6 * 32, 6 * 32, 6 * 64]);
+        assert_eq!(rows(&shared.unit), [48, 48, 64]);
+    })
+    .unwrap();
+    for (architecture, names) in [
+        (
+            Architecture::NemotronH,
+            &["blk.0.ssm_in", "blk.1.attn_norm", "blk.1.ffn_up"][..],
+        ),
+        (
+            Architecture::NemotronHMoe,
+            &["blk.2.attn_q", "blk.1.ffn_up_exps", "blk.3.ffn_up_shexp"],
+        ),
+    ] {
+        for name in names {
+            let name = format!("{name}.weight");
+            let message = refusal(tiny_model(architecture).without_tensor(&name));
+            assert!(message.contains(&name), "{message}");
+        }
+    }
+    // A gate, and experts of a latent width, would change the arithmetic.
+    for name in ["blk.1.ffn_gate.weight", "blk.3.ffn_latent_down.weight"] {
+        let file = tiny_model(Architecture::NemotronH);
+        let message = refusal(file.tensor_f32(name, &[64, 96], &[0.5; 64 * 96]));
+        assert!(message.contains(name), "{message}");
+    }
 }
 
 #[test]
@@ -231,7 +294,7 @@ fn experts_are_rows_of_one_tensor() {
     ] {
         load(&file, |weights| {
             for layer in &weights.layers {
-                let FeedForward::Experts(experts) = &layer.feed_forward else {
+                let FeedForward::Experts(experts) = feed_forward_of(layer) else {
                     panic!("a dense part")
                 };
                 assert_eq!(experts.router.weight.rows, 6);
@@ -251,7 +314,7 @@ fn glm_has_a_dense_layer_then_experts_with_a_bias_and_an_ungated_shared_one() {
     let file = || tiny_model(Architecture::Glm4Moe);
     load(&file(), |weights| {
         assert_eq!(rows(dense(&weights.layers[0])), [96, 96, 64]);
-        let FeedForward::Experts(experts) = &weights.layers[1].feed_forward else {
+        let FeedForward::Experts(experts) = feed_forward_of(&weights.layers[1]) else {
             panic!("a dense part")
         };
         assert_eq!(experts.choice_bias.expect("a bias").cols, 6);
@@ -386,7 +449,7 @@ fn keys_and_values_of_layers_that_share_those_of_others_are_left_in_the_file() {
 #[test]
 fn gate_and_up_of_each_expert_are_rows_of_a_fused_tensor() {
     load(&tiny_gemma4_with_experts(), |weights| {
-        let FeedForward::Experts(experts) = &weights.layers[1].feed_forward else {
+        let FeedForward::Experts(experts) = feed_forward_of(&weights.layers[1]) else {
             panic!("a dense part")
         };
         assert_eq!(rows(&experts.unit), [192, 192, 384]);
@@ -521,7 +584,7 @@ fn gpt_oss_has_sinks_and_biases_everywhere_and_misses_each_by_name() {
             let sinks = attention(layer).sinks.as_ref().expect("sinks");
             assert_eq!((sinks.rows, sinks.cols), (1, 4));
             assert!(layer.linears().all(|linear| linear.bias.is_some()));
-            let FeedForward::Experts(experts) = &layer.feed_forward else {
+            let FeedForward::Experts(experts) = feed_forward_of(layer) else {
                 panic!("a dense part")
             };
             let [gate, up] = experts.unit.gate_up;
