@@ -177,9 +177,12 @@ fn neighbours_do_not_change_a_bit() {
     let lengths: Vec<usize> = (0..256)
         .map(|i| [1, 2, 31, 32, 33, 63, 64, 65, 95, 17][i % 10])
         .collect();
+    // Pages of 256 sequences, of all groups of a model with states.
+    let mut options = options();
+    options.load.kv_cache_bytes = Some(512 << 20);
     for (index, model) in models().into_iter().enumerate() {
         laws::neighbours_do_not_change_a_bit(
-            &mut load(&model),
+            &mut load_with(&model, &options),
             &model.config,
             &lengths,
             (1..=20).chain([31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256]),

@@ -646,6 +646,9 @@ pub fn step_with_tables(
     tables: &[Vec<PageId>],
     watch: &mut Watch,
 ) -> Result<Vec<Drawn>, Fault> {
+    let pages = executor.kv_geometry().pages;
+    let last = tables.iter().flatten().map(|page| page.0).max();
+    assert!(last < Some(pages), "page {last:?} of a cache of {pages}");
     let sampling = SampleWork::new(Sampling::default(), &[], &[]);
     let sequences: Vec<SequenceWork<'_>> = shares
         .iter()
