@@ -39,9 +39,8 @@
 //! A sequence with a reasoning budget pauses where the next allowed token depends on a token in flight ([`reasoning_budget`]).
 //!
 //! A sequence may run drafts of its next tokens with its newest one ([`drafts`]), its own or those of a second model
-//! ([`draft_model`]), or tokens that its grammar forces. Nothing
-//! is planned behind such a step before it ends. A sequence with likely drafts behind its token in flight waits for that
-//! token.
+//! ([`draft_model`]), or tokens that its grammar forces. Nothing is planned behind such a step before it ends. A step waits for
+//! the tokens in flight if it yields more with drafts behind them ([`draft_lengths`]).
 //!
 //! If decoding sequences hold every slot, a new request waits until one ends. Free slots are then assigned so that
 //! clients hold equally many.
@@ -50,12 +49,14 @@
 
 mod adoption;
 mod constraint;
+mod draft_lengths;
 mod draft_model;
 mod drafts;
 mod error;
 mod fair_queue;
 mod limits;
 mod page_table;
+mod planned_drafts;
 mod prediction;
 mod reasoning_budget;
 mod room;
@@ -73,13 +74,14 @@ pub use adoption::Adoption;
 use adoption::Seals;
 use constraint::Constraint;
 pub use constraint::MaskRequest;
+pub use draft_lengths::{SIZES, StepSeconds};
 use draft_model::DraftModel;
 pub use draft_model::{DraftModelLimits, DraftTurn};
 use drafts::Allowance;
-pub use drafts::DraftCosts;
 pub use error::SchedulerError;
 use fair_queue::{Candidate, FairQueue};
 pub use limits::Limits;
+use planned_drafts::PlannedDrafts;
 use room::NoRoom;
 use sequence::{Sequence, Tail};
 use shape::rows_of_each;
@@ -125,7 +127,7 @@ pub struct Scheduler {
     tickets: u64,
     seals: Seals,
     counters: Counters,
-    draft_costs: DraftCosts,
+    step_seconds: StepSeconds,
     draft_model: Option<DraftModel>,
 }
 
@@ -150,16 +152,14 @@ impl Scheduler {
             tickets: 0,
             seals: Seals::default(),
             counters: Counters::default(),
-            draft_costs: DraftCosts::default(),
+            step_seconds: StepSeconds::FREE,
             draft_model: None,
         }
     }
 
-    /// Sets what drafts of the next steps cost, and a step of the draft model; at first nothing.
-    pub fn set_draft_costs(&mut self, costs: DraftCosts, step_costs: DraftCosts) {
-        self.draft_costs = costs;
-        let model = self.draft_model.as_mut();
-        model.into_iter().for_each(|it| it.step_costs = step_costs);
+    /// Sets the durations of steps, which decide how many drafts they have.
+    pub fn set_step_seconds(&mut self, seconds: StepSeconds) {
+        self.step_seconds = seconds;
     }
 
     /// Adds a draft model with these pages.
@@ -174,21 +174,13 @@ impl Scheduler {
         self.draft_model = None;
     }
 
-    /// True if the draft model may have work before the next step. That step then is not launched ahead.
-    #[must_use]
-    pub fn asks_draft_model(&self) -> bool {
-        let asks = |it: &Sequence| it.decodes() && it.may_ask_model(self.allowance, &self.limits);
-        self.draft_model.is_some() && self.running.iter().any(asks)
-    }
-
     /// The turn of the draft model before the next plan. No step may be in flight.
     pub fn draft_turn(&mut self) -> Option<DraftTurn<'_>> {
         debug_assert!(self.flights.is_empty());
-        let (decoding, allowance) = (self.decoding(), self.text_allowance());
-        let model = self.draft_model.as_mut()?;
         Some(DraftTurn {
-            allowance: model.allow(decoding, allowance),
-            model,
+            allowance: self.next_allowance(),
+            seconds: self.step_seconds,
+            model: self.draft_model.as_mut()?,
             running: &mut self.running,
             limits: &self.limits,
         })
@@ -249,7 +241,9 @@ impl Scheduler {
         }
         self.running.iter_mut().for_each(Sequence::drop_drafts);
         let are_short = self.make_room();
-        self.add_drafts();
+        if !self.add_drafts() {
+            return false;
+        }
         let Self {
             limits,
             cache,
@@ -476,19 +470,25 @@ impl Scheduler {
         counted
     }
 
-    /// Appends drafts to sequences that decode, and requests the masks that are still to be requested. Many sequences
-    /// together have no drafts: their rows fill the device.
-    fn add_drafts(&mut self) {
-        let model = self.draft_model.as_ref();
-        let allowance = self.text_allowance();
-        self.allowance = model.map_or(allowance, |it| it.allow(self.decoding(), allowance));
-        for sequence in self.running.iter_mut().filter(|it| it.decodes()) {
-            sequence.draft(self.allowance, &self.limits, &mut self.cache);
+    /// Appends drafts to sequences that decode, and requests missing masks. False if the next step waits for the tokens in flight.
+    fn add_drafts(&mut self) -> bool {
+        self.allowance = self.next_allowance();
+        let mut drafts = PlannedDrafts {
+            running: &mut self.running,
+            limits: &self.limits,
+            allowance: self.allowance,
+            seconds: &self.step_seconds,
+        };
+        match self.flights.is_empty() {
+            false if drafts.await_tokens() => return false,
+            false => {}
+            true => drafts.add(&mut self.cache),
         }
         for sequence in &mut self.running {
             self.mask_requests
                 .extend(sequence.next_mask_request(&self.limits));
         }
+        true
     }
 
     /// Number of decoding sequences.
@@ -497,10 +497,10 @@ impl Scheduler {
         self.running.iter().filter(|it| it.decodes()).count()
     }
 
-    /// Limits of the next step's drafts without a draft model.
-    fn text_allowance(&self) -> Allowance {
-        let batch_tokens = self.limits.max_batch_tokens as usize;
-        Allowance::of(self.decoding(), batch_tokens, &self.draft_costs)
+    /// Limits of the next step's drafts.
+    fn next_allowance(&self) -> Allowance {
+        let reach = self.draft_model.as_ref().map_or(0, DraftModel::reach);
+        Allowance::of(self.decoding(), &self.limits, &self.step_seconds, reach)
     }
 
     fn retire(&mut self) {

@@ -16,7 +16,8 @@
 //! that is done. Its pages are in a cache of their own, with the prefixes of other sequences. Positions behind a rejected
 //! draft are computed again: a sequence keeps the positions of tokens that became its own.
 
-use super::drafts::{Allowance, DraftCosts, Source, rounded};
+use super::draft_lengths::{Offer, StepSeconds, choose};
+use super::drafts::{Allowance, Source, rounded};
 use super::page_table::{PageDemand, PageTable};
 use super::sequence::Sequence;
 use super::{Limits, SchedulerError};
@@ -45,7 +46,6 @@ pub(super) struct DraftModel {
     cache: KvPages,
     /// Sequences by serial number.
     sequences: HashMap<u64, Computed>,
-    pub(super) step_costs: DraftCosts,
     /// The sequences of the present turn.
     turn: Vec<Part>,
 }
@@ -80,15 +80,13 @@ impl DraftModel {
             limits,
             cache,
             sequences: HashMap::new(),
-            step_costs: DraftCosts::default(),
             turn: Vec::new(),
         }
     }
 
-    /// Limits of drafts with those of the model.
-    pub(super) fn allow(&self, decoding: usize, allowance: Allowance) -> Allowance {
-        let reach = self.limits.max_sequence_tokens as usize;
-        allowance.with_model(decoding, &self.step_costs, reach)
+    /// Maximum tokens of a sequence.
+    pub(super) fn reach(&self) -> usize {
+        self.limits.max_sequence_tokens as usize
     }
 
     /// Releases the pages of sequences that do not run.
@@ -228,29 +226,19 @@ pub struct DraftTurn<'a> {
     pub(super) running: &'a mut [Sequence],
     pub(super) limits: &'a Limits,
     pub(super) allowance: Allowance,
+    pub(super) seconds: StepSeconds,
 }
 
 impl DraftTurn<'_> {
     /// Begins with at most `chunk` tokens of sequences that the model follows from afar. False if it has nothing to compute.
     pub fn begin(&mut self, chunk: usize) -> bool {
-        let Self {
-            model,
-            running,
-            limits,
-            allowance,
-        } = self;
+        let lengths = self.lengths();
+        let Self { model, running, .. } = self;
         model.keep(&running.iter().map(|it| it.serial).collect());
         model.turn.clear();
         let (mut chunk, mut left) = (chunk.max(1), model.limits.max_batch_tokens as usize);
-        for (index, sequence) in running.iter_mut().enumerate() {
-            sequence.drop_drafts();
-            let wanted = match sequence.decodes() {
-                true => sequence.wanted_of_model(*allowance, limits),
-                false => 0,
-            };
-            if wanted == 0 {
-                continue;
-            }
+        for (index, wanted) in lengths {
+            let sequence = &mut running[index];
             match model.part(sequence, wanted, chunk, left) {
                 Fit::Rows(rows, wanted) => {
                     left -= rows.len();
@@ -273,6 +261,37 @@ impl DraftTurn<'_> {
             }
         }
         !model.turn.is_empty()
+    }
+
+    /// Running sequences with drafts of the model, and their number.
+    fn lengths(&mut self) -> Vec<(usize, usize)> {
+        let Self {
+            running,
+            limits,
+            allowance,
+            seconds,
+            ..
+        } = self;
+        let mut offers: Vec<(usize, Offer)> = Vec::new();
+        for (index, sequence) in running.iter_mut().enumerate() {
+            sequence.drop_drafts();
+            if sequence.decodes() {
+                offers.push((index, sequence.offer_before_turn(*allowance, limits)));
+            }
+        }
+        let all: Vec<_> = offers.iter().map(|(_, offer)| *offer).collect();
+        let most_rows = limits.max_batch_tokens as usize;
+        let choice = choose(&all, seconds, false, most_rows).filter(|it| it.turn > 0);
+        let lengths = choice.map_or_else(|| vec![0; all.len()], |it| it.lengths);
+        let of_model = offers.into_iter().zip(lengths);
+        let of_model = of_model.filter(|((_, offer), _)| offer.of_model && offer.most > 0);
+        let wanted = of_model.filter_map(|((index, offer), length)| {
+            if length == 0 {
+                running[index].pass_over(offer);
+            }
+            (length > 0).then_some((index, length))
+        });
+        wanted.collect()
     }
 
     /// Requests in the turn.

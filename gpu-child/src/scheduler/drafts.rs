@@ -16,11 +16,12 @@
 //! lookup (<https://github.com/apoorvumang/prompt-lookup-decoding>): the tokens behind the latest earlier occurrence of
 //! the last [`MATCH`] tokens. They are part of no promise: a replayed sequence gets drafts anew.
 //!
-//! The i-th draft saves a step if it and all before it are right. With the share p of recent drafts that were, the
-//! probability is p^i. Its row makes the step longer; it is worth that [cost](DraftCosts) if p^i exceeds it. A sequence has
-//! 1, 3, 7 or 15 drafts ([`rounded`]), fewer if its pages have no room. A draft of the model also costs a step of the model.
-//! The successes of the two sources are counted apart.
+//! The number of drafts of each sequence is that with which the step yields most tokens in a second
+//! ([`choose`](super::draft_lengths::choose)): 1, 3, 7 or 15 ([`rounded`]), fewer if its pages have no room. The successes of the two
+//! sources are counted apart.
 
+use super::Limits;
+use super::draft_lengths::StepSeconds;
 use super::prediction::Prediction;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -47,50 +48,14 @@ const PRIOR: [f32; 2] = [2.0, 2.5];
 /// Weight of a step's drafts beside those of the next step.
 const DECAY: f32 = 0.8;
 
-/// Cost of a draft, by the number of decoding sequences (1, 2 to 3, 4 to 7, and so on): the time that its row adds to a
-/// step, divided by the time of a step per sequence. Or the cost of a step of the draft model in the same unit, per sequence.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct DraftCosts(pub [f32; DraftCosts::CLASSES]);
-
-impl DraftCosts {
-    pub const CLASSES: usize = 6;
-
-    /// Class of a number of decoding sequences; `None` if there are too many for drafts.
-    #[must_use]
-    pub fn class_of(decoding: usize) -> Option<usize> {
-        let class = decoding.checked_ilog2()? as usize;
-        (class < Self::CLASSES).then_some(class)
-    }
-
-    fn of(&self, decoding: usize) -> f32 {
-        Self::class_of(decoding).map_or(f32::INFINITY, |class| self.0[class])
-    }
-}
-
 /// Limits of a step's drafts for each sequence.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Allowance {
     pub most: usize,
-    pub cost: f32,
-    pub model: ModelAllowance,
-}
-
-/// Limits of the draft model.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct ModelAllowance {
-    /// Cost of each of its drafts, beside that of any draft. Infinite without a model.
-    pub cost: f32,
-    /// Maximum tokens of a sequence.
+    /// Maximum tokens of a sequence in the draft model; 0 without one.
     pub reach: usize,
-}
-
-impl Default for ModelAllowance {
-    fn default() -> Self {
-        Self {
-            cost: f32::INFINITY,
-            reach: 0,
-        }
-    }
+    /// Rows of tokens that a grammar forces take less time than the tokens are worth to other sequences.
+    pub favours_rows: bool,
 }
 
 /// Source of drafts.
@@ -102,21 +67,20 @@ pub(super) enum Source {
 }
 
 impl Allowance {
-    /// Limits if so many sequences decode in a step of at most `batch_tokens`.
-    pub(super) fn of(decoding: usize, batch_tokens: usize, costs: &DraftCosts) -> Self {
+    /// Limits if so many sequences decode. `reach`: maximum tokens of a sequence in the draft model.
+    pub(super) fn of(
+        decoding: usize,
+        limits: &Limits,
+        seconds: &StepSeconds,
+        reach: usize,
+    ) -> Self {
+        let batch_tokens = limits.max_batch_tokens as usize;
         let rows = MOST_ROWS.min(batch_tokens) / decoding.max(1);
         Self {
             most: rows.saturating_sub(1).min(MOST),
-            cost: costs.of(decoding),
-            model: ModelAllowance::default(),
+            reach,
+            favours_rows: seconds.favours_rows(decoding),
         }
-    }
-
-    /// The same with a draft model, which computes sequences of at most `reusable_prefix` tokens.
-    pub(super) fn with_model(self, decoding: usize, steps: &DraftCosts, reach: usize) -> Self {
-        let cost = steps.of(decoding);
-        let model = ModelAllowance { cost, reach };
-        Self { model, ..self }
     }
 
     /// The same with at most this many drafts.
@@ -165,13 +129,10 @@ impl Default for Success {
 }
 
 impl Success {
-    /// Number of drafts that are worth their cost.
-    fn worthwhile(&self, most: usize, cost: f32) -> usize {
+    /// Share of drafts that are right behind right ones.
+    fn share(&self) -> f32 {
         let [right, decided] = PRIOR;
-        let success = (self.right + right) / (self.decided + decided);
-        let chances = std::iter::successors(Some(success), |chance| Some(chance * success));
-        let worthwhile = chances.take(most).take_while(|chance| *chance > cost);
-        rounded(worthwhile.count())
+        (self.right + right) / (self.decided + decided)
     }
 
     /// Records how many drafts of a step were accepted.
@@ -185,6 +146,20 @@ impl Success {
     fn pause_at(&mut self, tokens: usize) {
         self.resumes_at = tokens.saturating_add(self.pause);
         self.pause = (2 * self.pause).min(LONGEST_PAUSE);
+    }
+
+    /// Forgets failures and successes gradually, or it would never draft again.
+    fn forget(&mut self) {
+        self.right *= DECAY;
+        self.decided *= DECAY;
+    }
+
+    /// Pauses and forgets its failures, if it has more than a new sequence.
+    fn pause_for_failures(&mut self, tokens: usize) {
+        if self.share() < Self::default().share() {
+            self.pause_at(tokens);
+            (self.right, self.decided) = (0.0, 0.0);
+        }
     }
 
     /// Ends the pause, and forgets those before.
@@ -238,23 +213,17 @@ impl Drafter {
         }
     }
 
-    /// Drafts from the text behind these tokens.
-    pub(super) fn drafts(&mut self, tokens: &[TokenId], allowance: Allowance) -> Vec<TokenId> {
-        self.behind(tokens, 0, allowance)
+    /// At most so many drafts from the text behind these tokens.
+    pub(super) fn drafts(&mut self, tokens: &[TokenId], most: usize) -> Vec<TokenId> {
+        self.behind(tokens, 0, most)
     }
 
     /// Drafts behind these tokens and `in_flight` predicted ones.
-    fn behind(
-        &mut self,
-        tokens: &[TokenId],
-        in_flight: usize,
-        allowance: Allowance,
-    ) -> Vec<TokenId> {
-        let worthwhile = self.worthwhile(allowance);
+    fn behind(&mut self, tokens: &[TokenId], in_flight: usize, most: usize) -> Vec<TokenId> {
         let predicted = self.prediction.behind(&tokens[self.prompt_len..]);
         let predicted = predicted.get(in_flight..).unwrap_or_default();
         let is_predicted = !predicted.is_empty();
-        let predicted = predicted[..rounded(worthwhile.min(predicted.len()))].to_vec();
+        let predicted = predicted[..rounded(most.min(predicted.len()))].to_vec();
         if self.prediction.take_found() {
             // What was wrong before does not concern this place.
             self.of_text.resume();
@@ -262,54 +231,41 @@ impl Drafter {
         if tokens.len() < self.of_text.resumes_at {
             return Vec::new();
         }
-        let drafts = if is_predicted {
-            predicted
-        } else if let Some(end) = self.earlier_end(tokens) {
-            continued(tokens, end, worthwhile)
-        } else {
-            return Vec::new();
-        };
-        if worthwhile == 0 {
-            // It gradually forgets its success.
-            self.of_text.right *= DECAY;
-            self.of_text.decided *= DECAY;
+        if is_predicted {
+            return predicted;
         }
-        drafts
+        let end = self.earlier_end(tokens);
+        end.map_or_else(Vec::new, |end| continued(tokens, end, rounded(most)))
     }
 
-    /// True if drafts are likely behind the token after these ones, which is in flight.
-    pub(super) fn is_promising(&mut self, tokens: &[TokenId], allowance: Allowance) -> bool {
-        !self.behind(tokens, 1, allowance).is_empty()
+    /// Number of likely drafts behind the token after these ones, which is in flight.
+    pub(super) fn promised(&mut self, tokens: &[TokenId], most: usize) -> usize {
+        self.behind(tokens, 1, most).len()
     }
 
-    /// Number of drafts from the text that are worth their cost.
-    fn worthwhile(&self, Allowance { most, cost, .. }: Allowance) -> usize {
-        self.of_text.worthwhile(most, cost)
-    }
-
-    /// Number of drafts that the model is to make behind so many tokens.
-    pub(super) fn wanted_of_model(&mut self, tokens: usize, allowance: Allowance) -> usize {
-        let Allowance { most, cost, model } = allowance;
-        let most = most.min(model.reach.saturating_sub(tokens));
-        let cost = cost + model.cost;
-        if tokens < self.of_model.resumes_at {
-            return 0;
+    /// Number of drafts that the model may make behind so many tokens.
+    pub(super) fn wanted_of_model(&self, tokens: usize, allowance: Allowance) -> usize {
+        match tokens < self.of_model.resumes_at {
+            true => 0,
+            false => allowance.most.min(allowance.reach.saturating_sub(tokens)),
         }
-        let wanted = self.of_model.worthwhile(most, cost);
-        // Otherwise no success would make a draft worth its cost.
-        let is_unsuccessful = wanted == 0 && Success::default().worthwhile(most, cost) > 0;
-        if is_unsuccessful {
-            self.of_model.pause_at(tokens);
-            (self.of_model.right, self.of_model.decided) = (0.0, 0.0);
-        }
-        wanted
     }
 
-    /// True if the model may be asked for drafts behind so many tokens.
-    pub(super) fn may_ask_model(&self, tokens: usize, allowance: Allowance) -> bool {
-        let Allowance { most, cost, model } = allowance;
-        let is_asked = tokens >= self.of_model.resumes_at && tokens < model.reach;
-        is_asked && self.of_model.worthwhile(most, cost + model.cost) > 0
+    /// Share of drafts of this source that are right behind right ones.
+    pub(super) fn share(&self, source: Source) -> f32 {
+        match source {
+            Source::Text => self.of_text.share(),
+            Source::Model => self.of_model.share(),
+        }
+    }
+
+    /// The next step has none of the drafts of this source, because it yields more without. Drafts from the text cost nothing to
+    /// offer, and are right again soon behind a place that differs.
+    pub(super) fn pass_over(&mut self, source: Source, tokens: usize) {
+        match source {
+            Source::Text => self.of_text.forget(),
+            Source::Model => self.of_model.pause_for_failures(tokens),
+        }
     }
 
     /// Pauses the drafts of the model, which has no room for the sequence.
@@ -412,19 +368,6 @@ mod tests {
         Drafter::new(0, Arc::default())
     }
 
-    const FREE: Allowance = Allowance {
-        most: MOST,
-        cost: 0.0,
-        model: ModelAllowance {
-            cost: 0.0,
-            reach: usize::MAX,
-        },
-    };
-
-    fn at_most(most: usize) -> Allowance {
-        Allowance { most, ..FREE }
-    }
-
     #[test]
     fn drafts_follow_the_latest_earlier_occurrence() {
         let mut text = tokens(0..8);
@@ -434,18 +377,18 @@ mod tests {
         text.extend(tokens(0..8));
         let expected = tokens([30, 31, 32, 33, 0, 1, 2]);
         for (most, drafts) in [(7, 7), (6, 3), (3, 3), (2, 1), (1, 1), (0, 0)] {
-            let of_most = drafter().drafts(&text, at_most(most));
+            let of_most = drafter().drafts(&text, most);
             assert_eq!(of_most, expected[..drafts], "at most {most}");
         }
         text.pop();
-        assert_eq!(drafter().drafts(&text, FREE), [], "seven tokens match");
+        assert_eq!(drafter().drafts(&text, MOST), [], "seven tokens match");
     }
 
     #[test]
     fn a_text_that_repeats_itself_goes_on_with_its_drafts() {
         let text = tokens([1, 2, 3].into_iter().cycle().take(12));
         let expected = tokens([1, 2, 3].into_iter().cycle().take(MOST));
-        assert_eq!(drafter().drafts(&text, FREE), expected);
+        assert_eq!(drafter().drafts(&text, MOST), expected);
     }
 
     #[test]
@@ -453,17 +396,16 @@ mod tests {
         let text = tokens((0..20).chain(0..10));
         let mut drafter = Drafter::new(20, tokens((0..10).chain(30..37)).into());
         let expected = tokens(30..37);
-        assert_eq!(drafter.drafts(&text, FREE), expected, "7 of 15 are left");
-        assert_eq!(drafter.drafts(&text, at_most(5)), expected[..3]);
-        assert!(drafter.is_promising(&text, FREE));
-        let costly = Allowance { cost: 1.0, ..FREE };
-        assert_eq!(drafter.drafts(&text, costly), []);
+        assert_eq!(drafter.drafts(&text, MOST), expected, "7 of 15 are left");
+        assert_eq!(drafter.drafts(&text, 5), expected[..3]);
+        assert_eq!(drafter.promised(&text, MOST), 3, "6 of 15 are left");
+        assert_eq!(drafter.drafts(&text, 0), []);
         let last = tokens((0..20).chain(0..10).chain(30..36));
-        assert_eq!(drafter.drafts(&last, FREE), tokens([36]));
-        assert!(!drafter.is_promising(&last, FREE), "it is in flight");
+        assert_eq!(drafter.drafts(&last, MOST), tokens([36]));
+        assert_eq!(drafter.promised(&last, MOST), 0, "it is in flight");
         let mut other = Drafter::new(20, tokens((3..10).chain(30..37)).into());
         let expected = tokens((10..20).chain(0..5));
-        assert_eq!(other.drafts(&text, FREE), expected, "seven tokens match");
+        assert_eq!(other.drafts(&text, MOST), expected, "seven tokens match");
     }
 
     /// Drafts from other text were wrong before it.
@@ -471,14 +413,11 @@ mod tests {
     fn a_prediction_that_is_found_ends_a_pause() {
         let mut drafter = Drafter::new(0, tokens(0..40).into());
         let mut text = tokens([99]);
-        assert_eq!(drafter.drafts(&text, FREE), []);
+        assert_eq!(drafter.drafts(&text, MOST), []);
         drafter.observe(Source::Text, 3, 0, 1);
         drafter.observe(Source::Text, 3, 0, 2);
         text.extend(tokens(3..3 + MATCH as u32));
-        assert_eq!(
-            drafter.drafts(&text, at_most(1)),
-            tokens([3 + MATCH as u32])
-        );
+        assert_eq!(drafter.drafts(&text, 1), tokens([3 + MATCH as u32]));
     }
 
     #[test]
@@ -486,31 +425,50 @@ mod tests {
         let text = tokens((0..200).map(|i| i * i % 13));
         let mut growing = drafter();
         for end in 0..text.len() {
-            let of_growing = growing.drafts(&text[..end], FREE);
-            assert_eq!(of_growing, drafter().drafts(&text[..end], FREE));
+            let of_growing = growing.drafts(&text[..end], MOST);
+            assert_eq!(of_growing, drafter().drafts(&text[..end], MOST));
         }
     }
 
     #[test]
-    fn a_draft_is_worth_its_cost() {
-        let costing = |cost| Allowance { cost, ..FREE };
+    fn the_share_of_right_drafts_follows_the_recent_ones() {
         let mut drafter = drafter();
-        // 0.8, 0.64, 0.51, 0.41, ...
-        let counts = [0.0, 0.3, 0.5, 0.7, 0.9].map(|cost| drafter.worthwhile(costing(cost)));
-        assert_eq!(counts, [MOST, 3, 3, 1, 0]);
+        let share = |drafter: &Drafter| drafter.share(Source::Text);
+        assert_eq!(share(&drafter), 0.8);
         for _ in 0..20 {
             drafter.observe(Source::Text, 4, 4, 0);
         }
-        assert_eq!(drafter.worthwhile(costing(0.7)), 15);
+        assert!(share(&drafter) > 0.95);
         for _ in 0..20 {
             drafter.observe(Source::Text, 4, 1, 0);
         }
-        assert_eq!(drafter.worthwhile(costing(0.4)), 1);
-        assert_eq!(drafter.worthwhile(costing(0.6)), 0);
-        let text = tokens([1; 20]);
-        let tries = (0..50).take_while(|_| !drafter.is_promising(&text, costing(0.6)));
-        assert!((2..40).contains(&tries.count()), "it forgets its failures");
-        assert!(!drafter.is_promising(&text, costing(0.8)));
+        assert!((0.4..0.6).contains(&share(&drafter)), "one of two decided");
+        assert_eq!(drafter.share(Source::Model), 0.8);
+    }
+
+    #[test]
+    fn drafts_that_are_passed_over_for_their_failures_are_tried_again() {
+        let mut drafter = drafter();
+        for _ in 0..9 {
+            drafter.observe(Source::Text, 7, 1, 100);
+        }
+        let steps = (0..50).take_while(|_| {
+            drafter.pass_over(Source::Text, 100);
+            drafter.share(Source::Text) < 0.7
+        });
+        assert!((2..12).contains(&steps.count()), "of the text");
+        let allowance = Allowance {
+            most: 15,
+            reach: 120,
+            favours_rows: false,
+        };
+        drafter.pass_over(Source::Model, 110);
+        assert_eq!(drafter.wanted_of_model(110, allowance), 10, "no failure");
+        drafter.observe(Source::Model, 7, 1, 110);
+        drafter.pass_over(Source::Model, 110);
+        assert_eq!(drafter.wanted_of_model(117, allowance), 0);
+        assert_eq!(drafter.wanted_of_model(118, allowance), 2);
+        assert_eq!(drafter.share(Source::Model), 0.8);
     }
 
     #[test]
@@ -518,7 +476,7 @@ mod tests {
         let text = tokens([1, 2, 3].into_iter().cycle().take(1000));
         let mut drafter = drafter();
         let has_drafts = |drafter: &mut Drafter, tokens: usize| {
-            !drafter.drafts(&text[..tokens], FREE).is_empty()
+            !drafter.drafts(&text[..tokens], MOST).is_empty()
         };
         for (tokens, accepted, pause) in [(100, 0, 8), (200, 0, 16), (300, 1, 0), (400, 0, 8)] {
             drafter.observe(Source::Text, 2, accepted, tokens);
@@ -534,13 +492,16 @@ mod tests {
 
     #[test]
     fn many_sequences_have_none() {
-        let of = |decoding| Allowance::of(decoding, 1000, &DraftCosts::default());
-        let most = [1, 4, 5, 32, 33, 63].map(|decoding| of(decoding).most);
-        assert_eq!(most, [MOST, MOST, 11, 1, 0, 0]);
-        assert_eq!(Allowance::of(2, 16, &DraftCosts::default()).most, 7);
-        let costs = DraftCosts([0.1, 0.2, 0.4, 0.8, 1.6, 3.2]);
-        let cost = [1, 3, 4, 15, 63, 64].map(|decoding| Allowance::of(decoding, 1000, &costs).cost);
-        assert_eq!(cost, [0.1, 0.2, 0.4, 0.8, 3.2, f32::INFINITY]);
+        let most = |decoding, max_batch_tokens| {
+            let limits = Limits {
+                max_batch_tokens,
+                ..crate::scheduler::tests::limits()
+            };
+            Allowance::of(decoding, &limits, &StepSeconds::FREE, 0).most
+        };
+        let of_many = [1, 4, 5, 32, 33, 63].map(|decoding| most(decoding, 1000));
+        assert_eq!(of_many, [MOST, MOST, 11, 1, 0, 0]);
+        assert_eq!(most(2, 16), 7);
     }
 
     #[test]

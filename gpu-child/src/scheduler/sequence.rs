@@ -49,8 +49,6 @@ pub(super) struct Sequence {
     /// Drafts for the step that is planned next, and the source of those in the last planned one.
     proposal: Option<Proposal>,
     source: Source,
-    /// The next step waits for the token in flight, behind which drafts are likely.
-    awaits_drafts: bool,
     /// The sampling of the newest `TO_BE_DRAWN` is not decided yet.
     is_open: bool,
     prompt_len: usize,
@@ -116,7 +114,6 @@ impl Sequence {
             drafter: Drafter::new(prompt_len, Arc::clone(&params.prediction)),
             proposal: None,
             source: Source::Text,
-            awaits_drafts: false,
             is_open: false,
             prompt_len,
             scoring: prompt_logprobs.map(|order| Scoring::new(order, prompt_len)),
@@ -230,8 +227,7 @@ impl Sequence {
 
     /// True if a token of the sequence can be in the next step.
     pub(super) fn runs(&self, limits: &Limits, cache: &KvPages) -> bool {
-        let may_go_on = !self.awaits_drafts && !self.will_be_full(limits);
-        may_go_on && !self.lacks_pages(cache) && self.runnable(cache) > 0
+        !self.will_be_full(limits) && !self.lacks_pages(cache) && self.runnable(cache) > 0
     }
 
     /// Reason to end before any computation, if there is one.

@@ -39,7 +39,7 @@ pub(super) fn rows_of_each<'a>(
     let count = decoding.clone().count().max(1);
     let mut others = decoding.filter(|it| !it.constraint.is_grammar());
     match others.next() {
-        Some(_) if allowance.cost < 1.0 => allowance.rows(),
+        Some(_) if allowance.favours_rows => allowance.rows(),
         Some(_) => 1,
         None => (limits.max_batch_tokens as usize / count).clamp(1, MOST_FORCED),
     }

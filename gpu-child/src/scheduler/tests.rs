@@ -57,7 +57,7 @@ struct Bench {
     scored: BTreeMap<RequestId, Vec<Logprobs>>,
 }
 
-fn limits() -> Limits {
+pub(super) fn limits() -> Limits {
     Limits {
         max_running: 4,
         max_sequence_tokens: 64,
@@ -120,8 +120,6 @@ impl Bench {
             self.draw();
         }
         let may_plan = !self.is_open && self.answers.len() <= usize::from(self.is_ahead);
-        // A step is launched ahead only if the draft model has no work before it.
-        let may_plan = may_plan && (self.answers.is_empty() || !self.scheduler.asks_draft_model());
         if may_plan && self.answers.is_empty() {
             self.turn_of_draft_model();
         }

@@ -9,9 +9,9 @@
 mod beside;
 mod drafts;
 
-use crate::scheduler::{DraftCosts, StepDemand, StepShape};
+use crate::scheduler::{StepDemand, StepSeconds, StepShape};
 use beside::Beside;
-use drafts::DraftPrices;
+use drafts::DraftTimes;
 use std::time::Duration;
 
 /// Target duration of a step: shorter than the time within which a cancelled request must stop, with a margin for the
@@ -32,7 +32,7 @@ const MIN_TOKENS: u32 = 8;
 pub(super) struct Pacer {
     alone: Alone,
     beside: Beside,
-    drafts: DraftPrices,
+    drafts: DraftTimes,
 }
 
 impl Pacer {
@@ -43,7 +43,7 @@ impl Pacer {
         Self {
             alone: Alone::new(first_tokens, max_tokens),
             beside: Beside::new(max_tokens, budget),
-            drafts: DraftPrices::default(),
+            drafts: DraftTimes::default(),
         }
     }
 
@@ -60,26 +60,25 @@ impl Pacer {
         if shape.decoding == 0 {
             self.alone.observe(shape.prompt_tokens, took);
         }
-        self.drafts.observe(shape, took);
         // A step with drafts is longer than others of its sequences.
         if shape.drafts == 0 {
             self.beside.observe(shape, took);
         }
     }
 
-    /// Records the duration of a step of the draft model beside so many decoding sequences, with a row of each.
-    pub(super) fn observe_draft_step(&mut self, decoding: usize, took: Duration) {
-        self.drafts.observe_model(decoding, took);
+    /// Records the time of a step from the end of the one before it. `is_ahead`: it was launched before that end.
+    pub(super) fn observe_rows(&mut self, shape: StepShape, is_ahead: bool, took: Duration) {
+        self.drafts.observe(shape, is_ahead, took);
     }
 
-    /// Costs of a step of the draft model.
-    pub(super) fn draft_step_costs(&self) -> DraftCosts {
-        self.drafts.model_costs()
+    /// Records the duration of a step of the draft model with so many sequences, and a row of each.
+    pub(super) fn observe_draft_step(&mut self, sequences: usize, took: Duration) {
+        self.drafts.observe_model(sequences, took);
     }
 
-    /// Costs of drafts in the next step.
-    pub(super) fn draft_costs(&self) -> DraftCosts {
-        self.drafts.costs()
+    /// Durations of steps by their number of rows.
+    pub(super) fn step_seconds(&self) -> StepSeconds {
+        self.drafts.seconds()
     }
 
     /// Time budget of a step with decoding sequences and prompts, if known.

@@ -333,8 +333,7 @@ impl<'a> StepLoop<'a> {
 
     /// Plans the next step, with the drafts of the draft model. False if there is nothing to compute.
     fn plan(&mut self) -> Result<bool, Fault> {
-        let (costs, step_costs) = (self.pacer.draft_costs(), self.pacer.draft_step_costs());
-        self.scheduler.set_draft_costs(costs, step_costs);
+        self.scheduler.set_step_seconds(self.pacer.step_seconds());
         self.draft()?;
         let pacer = &mut self.pacer;
         Ok(self.scheduler.plan(|demand| pacer.prompt_tokens(demand)))
@@ -408,7 +407,6 @@ impl<'a> StepLoop<'a> {
                     && self.executor.is_ahead()
                     && self.trace.is_none()
                     && !self.scheduler.reads_prompts()
-                    && !self.scheduler.asks_draft_model()
             }
         }
     }

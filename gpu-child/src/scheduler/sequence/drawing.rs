@@ -5,6 +5,7 @@ use super::Sequence;
 use crate::device::{PageId, SampleWork, SequenceWork, TO_BE_DRAWN};
 use crate::kv_pages::KvPages;
 use crate::scheduler::Limits;
+use crate::scheduler::draft_lengths::Offer;
 use crate::scheduler::draft_model::Proposal;
 use crate::scheduler::drafts::{Allowance, Source, accepted};
 use crate::scheduler::reasoning_budget::ReasoningBudget;
@@ -276,8 +277,7 @@ impl Sequence {
         self.is_open && self.constraint.expects_drafted(self.drafts)
     }
 
-    /// Appends the allowed drafts for the next step, within the pages that are free. If the newest token is in flight and
-    /// drafts are likely behind it, the sequence waits for it.
+    /// Appends the drafts that the next step can have, within the pages that are free.
     pub(in crate::scheduler) fn draft(
         &mut self,
         allowance: Allowance,
@@ -288,12 +288,10 @@ impl Sequence {
         let Some(allowance) = self.room_for_next(allowance, limits) else {
             return;
         };
-        let known = self.known().len();
         if self.unknown > 0 {
-            self.awaits_drafts = self.drafter.may_ask_model(known, allowance)
-                || self.drafter.is_promising(&self.tokens[..known], allowance);
             return;
         }
+        let known = self.known().len();
         // Masks of drafts are requested with the mask before them.
         if self.constraint.is_grammar() && !self.constraint.has_unsent() {
             return;
@@ -305,9 +303,56 @@ impl Sequence {
         self.drafts = self.tokens.len() - known;
         self.source = proposal.source;
         let room = self.room_for_drafts(cache);
-        let surplus = self.drafts.saturating_sub(room);
+        self.shorten_drafts(room);
+    }
+
+    /// Drops all drafts but the first `most`.
+    pub(in crate::scheduler) fn shorten_drafts(&mut self, most: usize) {
+        let surplus = self.drafts.saturating_sub(most);
         self.tokens.truncate(self.tokens.len() - surplus);
         self.drafts -= surplus;
+    }
+
+    /// The appended drafts.
+    pub(in crate::scheduler) fn offer(&self) -> Offer {
+        Offer {
+            most: self.drafts,
+            share: self.drafter.share(self.source),
+            of_model: false,
+        }
+    }
+
+    /// Drafts behind the token in flight.
+    pub(in crate::scheduler) fn offer_behind(
+        &mut self,
+        allowance: Allowance,
+        limits: &Limits,
+    ) -> Offer {
+        let Some(room) = self.room_for_next(allowance, limits) else {
+            return Offer::default();
+        };
+        let known = self.known().len();
+        match self.drafter.promised(&self.tokens[..known], room.most) {
+            0 => self.offer_of(Source::Model, self.drafter.wanted_of_model(known, room)),
+            most => self.offer_of(Source::Text, most),
+        }
+    }
+
+    fn offer_of(&self, source: Source, most: usize) -> Offer {
+        Offer {
+            most,
+            share: self.drafter.share(source),
+            of_model: source == Source::Model,
+        }
+    }
+
+    /// The next step has none of the offered drafts.
+    pub(in crate::scheduler) fn pass_over(&mut self, offer: Offer) {
+        let source = match offer.of_model {
+            true => Source::Model,
+            false => Source::Text,
+        };
+        self.drafter.pass_over(source, self.known().len());
     }
 
     /// The limits that apply to the next drafts; `None` if there are none.
@@ -325,7 +370,7 @@ impl Sequence {
     fn text_drafts(&mut self, allowance: Allowance) -> Proposal {
         Proposal {
             behind: self.tokens.len(),
-            drafts: self.drafter.drafts(&self.tokens, allowance),
+            drafts: self.drafter.drafts(&self.tokens, allowance.most),
             source: Source::Text,
         }
     }
@@ -337,34 +382,27 @@ impl Sequence {
         self.source == Source::Model
     }
 
-    /// True if the draft model may have work for the next step.
-    pub(in crate::scheduler) fn may_ask_model(
-        &self,
-        allowance: Allowance,
-        limits: &Limits,
-    ) -> bool {
-        let room = self.room_for_next(allowance, limits);
-        room.is_some_and(|room| self.drafter.may_ask_model(self.known().len(), room))
-    }
-
-    /// Number of drafts that the draft model is to make for the next step. None if the text has any, which cost nothing.
-    pub(in crate::scheduler) fn wanted_of_model(
+    /// Drafts of the next step before the turn of the draft model, which makes none where the text has any.
+    pub(in crate::scheduler) fn offer_before_turn(
         &mut self,
         allowance: Allowance,
         limits: &Limits,
-    ) -> usize {
+    ) -> Offer {
         self.proposal = None;
         let has_mask_to_come = !self.constraint.is_grammar() || self.constraint.has_unsent();
         let room = self.room_for_next(allowance, limits);
         let Some(room) = room.filter(|_| has_mask_to_come && self.unknown == 0) else {
-            return 0;
+            return Offer::default();
         };
         let of_text = self.text_drafts(room);
-        let has_any = !of_text.drafts.is_empty();
+        let most = of_text.drafts.len();
         self.proposal = Some(of_text);
-        match has_any {
-            true => 0,
-            false => self.drafter.wanted_of_model(self.tokens.len(), room),
+        match most {
+            0 => {
+                let wanted = self.drafter.wanted_of_model(self.tokens.len(), room);
+                self.offer_of(Source::Model, wanted)
+            }
+            most => self.offer_of(Source::Text, most),
         }
     }
 
@@ -412,7 +450,6 @@ impl Sequence {
 
     /// Removes drafts that are not in flight.
     pub(in crate::scheduler) fn drop_drafts(&mut self) {
-        self.awaits_drafts = false;
         self.constraint.forget_drafts();
         self.tokens.truncate(self.tokens.len() - self.drafts);
         self.drafts = 0;

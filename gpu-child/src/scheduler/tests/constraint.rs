@@ -300,12 +300,14 @@ fn a_draw_waits_for_its_mask_and_a_late_one_runs_its_token_again() {
 fn forced_tokens_are_taken_without_a_draw_and_run_in_one_step() {
     let request = constrained(1, &[1, 2, 3], 30);
     let whole = alone(&request, 16);
-    let steps = [(false, 2.0), (true, 0.9), (true, 1.0)].map(|(has_neighbour, cost)| {
+    let mut dear = StepSeconds::FREE;
+    for (size, seconds) in dear.waited.iter_mut().enumerate() {
+        *seconds = (1 << size) as f32;
+    }
+    let cases = [(false, dear), (true, StepSeconds::FREE), (true, dear)];
+    let steps = cases.map(|(has_neighbour, seconds)| {
         let mut bench = Bench::new(limits(), 16, true);
-        let costs = DraftCosts([cost; DraftCosts::CLASSES]);
-        bench
-            .scheduler
-            .set_draft_costs(costs, DraftCosts::default());
+        bench.scheduler.set_step_seconds(seconds);
         bench.play.forces = true;
         bench.submit(request.clone());
         if has_neighbour {
@@ -321,7 +323,8 @@ fn forced_tokens_are_taken_without_a_draw_and_run_in_one_step() {
         assert_eq!(bench.outcome(1), &whole);
         assert!(bench.play.taken > 5, "{}", bench.play.taken);
         let rows = bench.most_rows;
-        assert_eq!(rows > 1, cost < 1.0 || !has_neighbour, "{rows} rows");
+        let is_cheap = seconds == StepSeconds::FREE;
+        assert_eq!(rows > 1, is_cheap || !has_neighbour, "{rows} rows");
         if has_neighbour {
             let tokens = bench.outcome(2).tokens.len() as u64;
             assert_eq!(tokens, bench.step, "a token in each step");

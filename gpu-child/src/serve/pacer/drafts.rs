@@ -1,146 +1,124 @@
-//! Cost of drafts, from the durations of steps that serve.
+//! Durations of steps by their number of rows, from the steps that serve. They decide how many drafts a step has.
 //!
-//! A step of n sequences takes t without drafts, and t + d r with d of them. A step yields n tokens, so the cost of a draft
-//! is r / (t / n). Steps with prompts are not measured.
-//!
-//! A step of a draft model makes a draft for each of the n sequences in the time m, so it costs m / t for each draft.
-//!
-//! A device may be slower in its first steps of a size, because it records them. They are not counted, and no single step
-//! raises a cost by much. A cost that is too high for any draft is forgotten gradually, or it would never be measured
-//! again.
+//! Steps with prompts are not measured. A device may be slower in its first steps of a size, because it records them: those
+//! are not counted, and no single step raises a mean by much. Sizes that were not measured are assumed to take a little longer
+//! than smaller ones. A measurement that speaks against drafts is forgotten gradually, or it would never be repeated.
 
-use crate::scheduler::{DraftCosts, StepShape};
+use crate::scheduler::{SIZES, StepSeconds, StepShape};
 use std::time::Duration;
 
 /// The part of a new measurement in the mean of all. A single step is noisy.
 const GAIN: f64 = 0.2;
 
-/// r / t until steps with drafts were measured, and the maximum of that cost. A step reads all weights, so one more row is
-/// cheap, unless there are many.
-const ASSUMED_ROW: f64 = 0.1;
-const MOST_ASSUMED: f64 = 0.6;
+/// Maximum that a step counts for, beside the present mean.
+const GROWTH: f64 = 2.0;
 
-/// m / t until steps of the draft model were measured. A draft model is much smaller than the other.
-const ASSUMED_MODEL: f64 = 0.2;
-
-/// Steps with drafts of a size that are not counted.
+/// Steps of a size that are not counted.
 const FIRST_STEPS: u8 = 3;
 
-/// Maximum cost that a step counts for, beside the present one.
-const GROWTH: f64 = 3.0;
-const LEAST_GROWTH: f64 = 0.05;
+/// Part by which a step of twice the rows is assumed to be longer, until it was measured. It reads the same weights.
+const ASSUMED_RISE: f64 = 0.1;
 
-/// Least duration of a step, in seconds.
-const SHORTEST: f64 = 1e-9;
+/// Part by which a step after the end of the one before is assumed to be longer than one that was launched ahead.
+const ASSUMED_WAIT: f64 = 0.1;
 
-/// The part of the assumption in the cost after a step without drafts.
+/// Duration of a step of the draft model beside one of the other, until it was measured. It is much smaller.
+const ASSUMED_MODEL: f64 = 0.2;
+
+/// The part of the assumption in a mean after a step of a smaller size.
 const FORGETTING: f64 = 1.0 / 1024.0;
 
-/// Classes of a step's number of rows: 1, 2 to 3, 4 to 7, and so on. The last has all others.
-const SIZES: usize = 8;
-
 #[derive(Debug, Default)]
-pub(super) struct DraftPrices([Class; DraftCosts::CLASSES]);
-
-/// Steps of about as many sequences.
-#[derive(Debug, Clone, Copy, Default)]
-struct Class {
-    /// t in seconds.
-    step: Option<f64>,
-    /// r / t, once it was measured.
-    row: Option<f64>,
-    sequences: usize,
-    /// m in seconds, and the number of steps of the draft model up to those that are counted.
-    model: Option<f64>,
-    first_model_steps: u8,
-    /// Steps with drafts by size, up to those that are counted.
-    first_steps: [u8; SIZES],
+pub(super) struct DraftTimes {
+    ahead: [Mean; SIZES],
+    waited: [Mean; SIZES],
+    model: [Mean; SIZES],
 }
 
-impl Class {
-    fn observe(&mut self, shape: StepShape, seconds: f64) {
-        self.sequences = shape.decoding - shape.drafts;
-        let Some(step) = self.step else {
-            // Not zero, because others are divided by it.
-            self.step = (shape.drafts == 0).then_some(seconds.max(SHORTEST));
+/// Mean of durations in seconds, without the first ones.
+#[derive(Debug, Clone, Copy, Default)]
+struct Mean {
+    seconds: Option<f64>,
+    skipped: u8,
+}
+
+impl Mean {
+    /// `is_first`: nothing was measured before, so the shortest of the first ones counts too.
+    fn observe(&mut self, seconds: f64, is_first: bool) {
+        if self.skipped < FIRST_STEPS {
+            self.skipped += 1;
+            let first = is_first.then_some(seconds);
+            self.seconds = self.seconds.map(|it| it.min(seconds)).or(first);
+            return;
+        }
+        let mean = self.seconds.unwrap_or(seconds);
+        self.seconds = Some(mean + GAIN * (seconds.min(GROWTH * mean) - mean));
+    }
+
+    fn forget_excess(&mut self, assumed: f64) {
+        if let Some(seconds) = &mut self.seconds
+            && *seconds > assumed
+        {
+            *seconds += FORGETTING * (assumed - *seconds);
+        }
+    }
+}
+
+/// Measured means, and assumed ones of other sizes: as the smallest measured one below it, and rising above. `None` without any.
+fn complete(means: &[Mean; SIZES]) -> Option<[f64; SIZES]> {
+    let first = means.iter().find_map(|mean| mean.seconds)?;
+    let mut last = None;
+    Some(means.map(|mean| {
+        let assumed = last.map(|seconds| seconds * (1.0 + ASSUMED_RISE));
+        last = mean.seconds.or(assumed);
+        last.unwrap_or(first)
+    }))
+}
+
+impl DraftTimes {
+    /// Records a step and the time from the end of the step before it. `is_ahead`: it was launched before that end.
+    pub(super) fn observe(&mut self, shape: StepShape, is_ahead: bool, took: Duration) {
+        let Some(size) = StepSeconds::size_of(shape.decoding).filter(|_| shape.prompt_tokens == 0)
+        else {
             return;
         };
-        let assumed = self.assumed_row();
-        if shape.drafts == 0 {
-            self.step = Some(step + GAIN * (seconds.min(2.0 * step) - step));
-            self.row = self.row.map(|row| row + FORGETTING * (assumed - row));
-            let assumed = ASSUMED_MODEL * step;
-            self.model = self
-                .model
-                .map(|model| model + FORGETTING * (assumed - model));
+        let is_first = self.seconds() == StepSeconds::UNKNOWN;
+        let means = match is_ahead {
+            true => &mut self.ahead,
+            false => &mut self.waited,
+        };
+        means[size].observe(took.as_secs_f64(), is_first);
+        let Some(seconds) = self.waited[size].seconds.or(self.ahead[size].seconds) else {
             return;
+        };
+        for (above, mean) in self.waited[size..].iter_mut().enumerate().skip(1) {
+            mean.forget_excess(seconds * (1.0 + ASSUMED_RISE * above as f64));
         }
-        let size = (shape.decoding.ilog2() as usize).min(SIZES - 1);
-        let first_steps = &mut self.first_steps[size];
-        if *first_steps < FIRST_STEPS {
-            *first_steps += 1;
-            return;
-        }
-        let row = self.row.unwrap_or(assumed);
-        let seen = (seconds - step) / step / shape.drafts as f64;
-        let most = GROWTH * row + LEAST_GROWTH / self.sequences as f64;
-        self.row = Some(row + GAIN * (seen.clamp(0.0, most) - row));
-    }
-
-    fn observe_model(&mut self, seconds: f64) {
-        if self.first_model_steps < FIRST_STEPS {
-            self.first_model_steps += 1;
-            return;
-        }
-        let assumed = self.step.map_or(seconds, |step| ASSUMED_MODEL * step);
-        let model = self.model.unwrap_or(assumed);
-        let most = GROWTH * model;
-        self.model = Some(model + GAIN * (seconds.min(most) - model));
-    }
-
-    fn model_cost(&self) -> f64 {
-        match (self.step, self.model) {
-            (Some(step), Some(model)) => model / step,
-            _ => ASSUMED_MODEL,
+        for mean in &mut self.model {
+            mean.forget_excess(seconds * ASSUMED_MODEL);
         }
     }
 
-    fn assumed_row(&self) -> f64 {
-        ASSUMED_ROW.min(MOST_ASSUMED / self.sequences as f64)
-    }
-
-    fn cost(&self) -> f64 {
-        match self.step {
-            Some(_) => self.row.unwrap_or(self.assumed_row()) * self.sequences as f64,
-            None => f64::INFINITY,
-        }
-    }
-}
-
-impl DraftPrices {
-    /// Records the duration of a step.
-    pub(super) fn observe(&mut self, shape: StepShape, took: Duration) {
-        let class = DraftCosts::class_of(shape.decoding - shape.drafts);
-        if let Some(class) = class.filter(|_| shape.prompt_tokens == 0) {
-            self.0[class].observe(shape, took.as_secs_f64());
+    /// Records the duration of a step of the draft model with so many sequences.
+    pub(super) fn observe_model(&mut self, sequences: usize, took: Duration) {
+        if let Some(size) = StepSeconds::size_of(sequences) {
+            self.model[size].observe(took.as_secs_f64(), false);
         }
     }
 
-    /// Records the duration of a step of the draft model beside so many decoding sequences.
-    pub(super) fn observe_model(&mut self, decoding: usize, took: Duration) {
-        if let Some(class) = DraftCosts::class_of(decoding) {
-            self.0[class].observe_model(took.as_secs_f64());
+    pub(super) fn seconds(&self) -> StepSeconds {
+        let (ahead, waited) = (complete(&self.ahead), complete(&self.waited));
+        let Some(any) = waited.or(ahead) else {
+            return StepSeconds::UNKNOWN;
+        };
+        let ahead = ahead.unwrap_or(any);
+        let waited = waited.unwrap_or(ahead.map(|it| it * (1.0 + ASSUMED_WAIT)));
+        let model = complete(&self.model).unwrap_or(waited.map(|it| it * ASSUMED_MODEL));
+        StepSeconds {
+            ahead: ahead.map(|it| it as f32),
+            waited: waited.map(|it| it as f32),
+            model: model.map(|it| it as f32),
         }
-    }
-
-    /// Costs of a step of the draft model.
-    pub(super) fn model_costs(&self) -> DraftCosts {
-        DraftCosts(self.0.each_ref().map(|class| class.model_cost() as f32))
-    }
-
-    /// Costs in the next step; infinite before a step without drafts was measured.
-    pub(super) fn costs(&self) -> DraftCosts {
-        DraftCosts(self.0.each_ref().map(|class| class.cost() as f32))
     }
 }
 
@@ -148,133 +126,81 @@ impl DraftPrices {
 mod tests {
     use super::*;
 
-    fn shape(sequences: usize, drafts: usize, prompt_tokens: usize) -> StepShape {
+    fn shape(decoding: usize, prompt_tokens: usize) -> StepShape {
         StepShape {
-            decoding: sequences + drafts,
-            drafts,
+            decoding,
             prompt_tokens,
             ..StepShape::default()
         }
     }
 
-    /// A device on which a step takes so many microseconds, and more for each row.
-    fn settled(step: u64, row: u64) -> DraftCosts {
-        let mut prices = DraftPrices::default();
-        for _ in 0..40 {
-            for sequences in [1, 2, 8] {
-                for drafts in [0, 1, 15] {
-                    let rows = (sequences + drafts) as u64;
-                    let took = Duration::from_micros(step + row * rows);
-                    prices.observe(shape(sequences, drafts, 0), took);
-                    prices.observe(shape(sequences, drafts, 100), 50 * took);
-                }
-            }
-        }
-        prices.costs()
+    fn micros(micros: u64) -> Duration {
+        Duration::from_micros(micros)
+    }
+
+    fn about(found: f32, expected: f32) {
+        assert!((found / expected - 1.0).abs() < 0.02, "{found}, {expected}");
     }
 
     #[test]
-    fn a_draft_costs_its_row_in_parts_of_a_token() {
-        let cheap = settled(1000, 10).0;
-        let expected = |row: f32, sequences: f32| row * sequences / (1000.0 + row * sequences);
-        for (class, sequences) in [(0, 1.0), (1, 2.0), (3, 8.0)] {
-            assert!(
-                (cheap[class] - expected(10.0, sequences)).abs() < 0.01,
-                "{cheap:?}"
-            );
-            let dear = settled(1000, 500).0[class];
-            assert!((dear - expected(500.0, sequences)).abs() < 0.01, "{dear}");
+    fn durations_are_measured_by_rows_and_others_are_assumed() {
+        let mut times = DraftTimes::default();
+        assert_eq!(times.seconds(), StepSeconds::UNKNOWN);
+        for _ in 0..60 {
+            times.observe(shape(1, 0), true, micros(1000));
+            times.observe(shape(1, 100), true, micros(90_000));
+            times.observe(shape(7, 0), false, micros(1500));
+            times.observe(shape(200, 0), true, micros(9000));
         }
-        assert_eq!(cheap[2], f32::INFINITY, "never measured");
-    }
-
-    #[test]
-    fn a_row_is_assumed_to_be_cheap_until_it_is_measured() {
-        let mut prices = DraftPrices::default();
-        assert_eq!(
-            prices.costs(),
-            DraftCosts([f32::INFINITY; DraftCosts::CLASSES])
-        );
-        for sequences in [1, 8] {
-            prices.observe(shape(sequences, 0, 0), Duration::from_millis(5));
+        let seconds = times.seconds();
+        about(seconds.ahead[0], 1.0e-3);
+        about(seconds.ahead[2], 1.21e-3);
+        // None below it was measured.
+        about(seconds.waited[0], 1.5e-3);
+        about(seconds.waited[3], 1.5e-3);
+        about(seconds.waited[4], 1.65e-3);
+        about(seconds.model[3], 0.3e-3);
+        for _ in 0..20 {
+            times.observe_model(1, micros(500));
         }
-        assert_eq!(prices.costs().0[0], ASSUMED_ROW as f32);
-        assert_eq!(prices.costs().0[3], MOST_ASSUMED as f32);
+        about(times.seconds().model[0], 0.5e-3);
     }
 
     #[test]
     fn steps_that_a_device_records_do_not_count_and_single_slow_ones_count_little() {
-        let mut prices = DraftPrices::default();
-        let mut observe = |drafts, micros| {
-            prices.observe(shape(1, drafts, 0), Duration::from_micros(micros));
-            prices.costs().0[0]
+        let mut times = DraftTimes::default();
+        let mut observe = |rows, micros: u64| {
+            times.observe(shape(rows, 0), false, Duration::from_micros(micros));
+            times.seconds()
         };
-        observe(0, 1000);
-        for drafts in [7, 15] {
-            for _ in 0..FIRST_STEPS {
-                assert_eq!(observe(drafts, 9000), ASSUMED_ROW as f32);
-            }
+        about(observe(1, 3000).waited[0], 3e-3);
+        about(observe(1, 1000).waited[0], 1e-3);
+        for _ in 0..FIRST_STEPS {
+            about(observe(4, 90_000).waited[2], 1.21e-3);
         }
         for _ in 0..40 {
-            observe(7, 1140);
+            observe(4, 1500);
         }
-        let cost = observe(15, 30_000);
-        assert!((0.02..0.05).contains(&cost), "{cost}");
+        about(observe(4, 1500).waited[2], 1.5e-3);
+        assert!(observe(4, 1_000_000).waited[2] < 1.9e-3);
     }
 
     #[test]
-    fn the_model_s_cost_is_measured_and_a_single_slow_step_counts_little() {
-        let mut prices = DraftPrices::default();
-        prices.observe(shape(1, 0, 0), Duration::from_millis(10));
-        let mut observe = |micros| {
-            prices.observe_model(1, Duration::from_micros(micros));
-            prices.model_costs().0[0]
-        };
-        for _ in 0..FIRST_STEPS {
-            assert_eq!(observe(1_000_000), ASSUMED_MODEL as f32);
-        }
-        let slow = observe(1_000_000);
-        assert!(slow < 2.0 * ASSUMED_MODEL as f32, "{slow}");
+    fn a_duration_that_speaks_against_drafts_is_forgotten() {
+        let mut times = DraftTimes::default();
         for _ in 0..60 {
-            observe(500);
+            times.observe(shape(1, 0), true, micros(1000));
+            times.observe(shape(8, 0), false, micros(9000));
+            times.observe_model(1, micros(20_000));
         }
-        let settled = observe(500);
-        assert!((settled - 0.05).abs() < 0.001, "{settled}");
-    }
-
-    #[test]
-    fn a_cost_of_the_model_without_drafts_is_forgotten() {
-        let mut prices = DraftPrices::default();
-        prices.observe(shape(1, 0, 0), Duration::from_millis(10));
-        for _ in 0..60 {
-            prices.observe_model(1, Duration::from_millis(20));
-        }
-        assert!(prices.model_costs().0[0] > 1.9);
-        let steps = (0..10_000).position(|_| {
-            prices.observe(shape(1, 0, 0), Duration::from_millis(10));
-            prices.model_costs().0[0] < 0.5
+        assert!(times.seconds().waited[3] > 8e-3);
+        let steps = (0..20_000).position(|_| {
+            times.observe(shape(1, 0), true, micros(1000));
+            let seconds = times.seconds();
+            seconds.waited[3] < 2e-3 && seconds.model[0] < 1e-3
         });
         assert!(
-            steps.is_some_and(|steps| (500..4000).contains(&steps)),
-            "{steps:?}"
-        );
-    }
-
-    #[test]
-    fn a_cost_without_drafts_is_forgotten() {
-        let mut prices = DraftPrices::default();
-        let mut observe = |drafts, micros| {
-            prices.observe(shape(1, drafts, 0), Duration::from_micros(micros));
-            prices.costs().0[0]
-        };
-        observe(0, 1000);
-        for _ in 0..60 {
-            observe(1, 2500);
-        }
-        assert!(observe(1, 2500) > 1.4);
-        let steps = (0..10_000).position(|_| observe(0, 1000) < 0.7);
-        assert!(
-            steps.is_some_and(|steps| (500..2000).contains(&steps)),
+            steps.is_some_and(|it| (500..10_000).contains(&it)),
             "{steps:?}"
         );
     }

@@ -89,7 +89,6 @@ impl Drafting {
             step,
             served_took,
         } = around;
-        let decoding = scheduler.decoding();
         let Some(mut turn) = scheduler.draft_turn() else {
             return Ok(false);
         };
@@ -125,7 +124,7 @@ impl Drafting {
             let drawn = drawn?;
             match std::mem::take(&mut is_first) {
                 true if rows > 2 * sequences.len() => self.observe_chunk(rows, took, served_took),
-                _ => pacer.observe_draft_step(decoding, took),
+                _ => pacer.observe_draft_step(sequences.len(), took),
             }
             drop(sequences);
             turn.take(&drawn).map_err(scheduler_fault)?;

@@ -142,13 +142,10 @@ impl StepLoop<'_> {
         }
         let now = Instant::now();
         let took = now.duration_since(step.began.max(self.last_end));
-        // The device waits for the host before a step with drafts, whose tokens the host must know.
-        let with_host = match step.shape.drafts {
-            0 => took,
-            _ => now.duration_since(self.last_end),
-        };
+        let (is_ahead, with_host) = (step.began < self.last_end, now - self.last_end);
         (self.last_end, self.last_took) = (now, took);
-        self.pacer.observe(step.shape, with_host);
+        self.pacer.observe(step.shape, took);
+        self.pacer.observe_rows(step.shape, is_ahead, with_host);
         self.step_times.observe(step.shape, took);
         let report = self.scheduler.complete(step.step, drawn);
         let report = report.map_err(scheduler_fault)?;
