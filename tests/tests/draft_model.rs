@@ -252,7 +252,7 @@ fn a_draft_model_that_is_gone_costs_no_stream() {
     }
 }
 
-/// Text of a stream in whose middle something happens.
+/// Text of a stream with an event in its middle.
 fn streamed(worker: &Worker, body: &Value, happens: impl FnOnce(&Worker)) -> String {
     let client = worker.client();
     let mut events = client.stream(COMPLETIONS, body).map(|it| it.data);

@@ -55,7 +55,7 @@ pub struct Beside {
     pub taken: u64,
     /// Part that is allocated later.
     pub promised: u64,
-    /// The other executor is given up rather than a KV cache whose pages a next process can adopt.
+    /// The other executor is given up rather than a KV cache with pages that a next process can adopt.
     pub gives_way: bool,
 }
 

@@ -5,7 +5,7 @@
 //! a device computes some more rows in the same blocks. [`StepSeconds`] has the measured times by powers of two, and
 //! for each of these the most likely drafts fill the rows.
 //!
-//! A step with drafts is planned after the end of the step before, whose tokens they follow. Without drafts it may be launched
+//! A step with drafts is planned after the end of the step before, because they follow its tokens. Without drafts it may be launched
 //! while that one is in flight, which saves the time of the host. Drafts of a draft model also take its steps, which all sequences
 //! share.
 
@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn a_step_that_can_be_launched_ahead_waits_only_for_a_gain() {
-        // Two rows of one sequence among eight, whose step is half a row's time shorter if it is launched ahead.
+        // Two rows of one sequence among eight: their step is shorter if it is launched ahead.
         let mut offers = vec![text(1, 0.9)];
         offers.resize(8, text(0, 0.0));
         assert_eq!(lengths(&offers, true), NONE);

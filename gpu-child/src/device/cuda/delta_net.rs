@@ -29,7 +29,7 @@ use worker_orcd_kernels::reference::delta_net::HeadOrder;
 
 /// Head sizes of the compiled delta_net.cu and delta_prompt.cu.
 pub const HEAD_DIMS: [usize; 4] = [16, 32, 64, 128];
-/// Heads whose convolution a block computes.
+/// Heads of which a block computes the convolution.
 const INPUT_WARPS: usize = constant!("delta_net.cu", DELTA_INPUT_WARPS);
 /// Maximum number of columns of a block, and threads per column.
 const COLUMNS: usize = constant!("delta_net.cu", DELTA_COLUMNS);

@@ -110,7 +110,7 @@ impl Buffers {
     }
 }
 
-/// Rows whose logits are held at a time.
+/// Rows with logits at a time.
 fn head_rows(config: &ModelConfig, tokens: usize) -> usize {
     let rows = LOGIT_BYTES / 4 / config.vocab_size;
     rows.clamp(16, 256).min(tokens)
