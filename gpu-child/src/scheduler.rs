@@ -74,7 +74,7 @@ pub use adoption::Adoption;
 use adoption::Seals;
 use constraint::Constraint;
 pub use constraint::MaskRequest;
-pub use draft_lengths::{SIZES, StepSeconds};
+pub use draft_lengths::{Point, SIZES, StepSeconds};
 use draft_model::DraftModel;
 pub use draft_model::{DraftModelLimits, DraftTurn};
 use drafts::Allowance;

@@ -19,7 +19,7 @@ const EVERY: &str = "full_attention_interval";
 #[derive(Debug, Clone, PartialEq)]
 pub struct RecurrentLayers {
     pub recurrence: Recurrence,
-    /// True for layers with the recurrence. The others have attention.
+    /// True for layers with the recurrence. The others have attention, or no mixer.
     pub layers: Vec<bool>,
 }
 

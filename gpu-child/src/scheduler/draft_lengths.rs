@@ -9,7 +9,7 @@
 //! while that one is in flight, which saves the time of the host. Drafts of a draft model also take its steps, which all sequences
 //! share.
 
-use super::drafts::rounded;
+use super::drafts::{Source, rounded};
 
 /// Numbers of rows: up to 1, 2, 4, … 64.
 pub const SIZES: usize = 7;
@@ -26,30 +26,37 @@ const LONGER_BESIDE: f32 = 1.15;
 /// Steps of the draft model in a turn, beside none.
 const TURNS: [usize; 4] = [1, 3, 7, 15];
 
-/// Seconds of steps without prompts, by their number of rows.
+/// Duration of steps of a number of rows.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Point {
+    pub rows: f32,
+    pub seconds: f32,
+}
+
+/// Durations of steps without prompts, in the order of their rows.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepSeconds {
     /// Launched while the step before was in flight.
-    pub ahead: [f32; SIZES],
+    pub ahead: [Point; SIZES],
     /// Planned after the end of the step before, with the time of the host.
-    pub waited: [f32; SIZES],
+    pub waited: [Point; SIZES],
     /// Steps of the draft model, by their number of sequences.
-    pub model: [f32; SIZES],
+    pub model: [Point; SIZES],
 }
 
 impl StepSeconds {
     /// Before any measurement: no drafts.
     pub const UNKNOWN: Self = Self {
-        ahead: [f32::INFINITY; SIZES],
-        waited: [f32::INFINITY; SIZES],
-        model: [f32::INFINITY; SIZES],
+        ahead: flat(f32::INFINITY),
+        waited: flat(f32::INFINITY),
+        model: flat(f32::INFINITY),
     };
 
     /// Rows cost nothing.
     pub const FREE: Self = Self {
-        ahead: [1.0; SIZES],
-        waited: [1.0; SIZES],
-        model: [0.0; SIZES],
+        ahead: flat(1.0),
+        waited: flat(1.0),
+        model: flat(0.0),
     };
 
     /// Index of a number of rows; `None` for 0 and for more than the largest.
@@ -62,13 +69,52 @@ impl StepSeconds {
         (size < SIZES).then_some(size)
     }
 
-    /// True if so many sequences get more tokens in a second with further rows of right tokens.
+    #[must_use]
+    pub fn ahead(&self, rows: usize) -> f32 {
+        at(&self.ahead, rows)
+    }
+
+    #[must_use]
+    pub fn waited(&self, rows: usize) -> f32 {
+        at(&self.waited, rows)
+    }
+
+    #[must_use]
+    pub fn model(&self, sequences: usize) -> f32 {
+        at(&self.model, sequences)
+    }
+
+    /// True if so many sequences get more tokens in a second with as many further rows of right tokens.
     pub(super) fn favours_rows(&self, sequences: usize) -> bool {
-        let Some(size) = Self::size_of(sequences).filter(|size| size + 1 < SIZES) else {
-            return false;
-        };
-        let rows = (1 << (size + 1)) as f32;
-        rows / self.waited[size + 1] > sequences as f32 / self.waited[size]
+        sequences > 0 && self.waited(2 * sequences) < 2.0 * self.waited(sequences)
+    }
+}
+
+const fn flat(seconds: f32) -> [Point; SIZES] {
+    let mut points = [Point { rows: 1.0, seconds }; SIZES];
+    let mut size = 1;
+    while size < SIZES {
+        points[size].rows = 2.0 * points[size - 1].rows;
+        size += 1;
+    }
+    points
+}
+
+/// Linear between two points, and constant outside.
+fn at(points: &[Point; SIZES], rows: usize) -> f32 {
+    let rows = rows as f32;
+    let Some(above) = points.iter().position(|point| point.rows >= rows) else {
+        return points[SIZES - 1].seconds;
+    };
+    let high = points[above];
+    let Some(low) = above.checked_sub(1).map(|below| points[below]) else {
+        return high.seconds;
+    };
+    let part = (rows - low.rows) / (high.rows - low.rows);
+    match low.seconds == high.seconds {
+        // Also for infinite ones.
+        true => low.seconds,
+        false => low.seconds + part * (high.seconds - low.seconds),
     }
 }
 
@@ -79,8 +125,9 @@ pub(super) struct Offer {
     pub most: usize,
     /// Probability of a draft behind right ones.
     pub share: f32,
+    pub source: Source,
     /// The draft model has to make them.
-    pub of_model: bool,
+    pub needs_turn: bool,
 }
 
 /// Drafts of the next step.
@@ -92,40 +139,31 @@ pub(super) struct Choice {
     pub turn: usize,
 }
 
-/// Chooses from the offers of all decoding sequences. `None`: without drafts the step yields most. `is_in_flight`: the step
-/// before is, so a step without drafts can be launched ahead.
-pub(super) fn choose(
-    offers: &[Offer],
-    seconds: &StepSeconds,
-    is_in_flight: bool,
-    most_rows: usize,
-) -> Option<Choice> {
+/// Chooses from the offers of all decoding sequences, for at most so many rows. `None`: without drafts, and launched ahead, the
+/// step yields most. That is also the choice behind a step with drafts: the next one is launched ahead then.
+pub(super) fn choose(offers: &[Offer], seconds: &StepSeconds, most_rows: usize) -> Option<Choice> {
     let sequences = offers.len();
     let least = StepSeconds::size_of(sequences).filter(|_| sequences <= MOST_SEQUENCES)?;
-    let makers = offers
-        .iter()
-        .filter(|it| it.of_model && it.most > 0)
-        .count();
-    let of_text = offers.iter().any(|it| !it.of_model && it.most > 0);
-    let without = match is_in_flight {
-        true => seconds.ahead[least],
-        false => seconds.waited[least],
-    };
+    let makers = offers.iter().filter(|it| it.needs_turn && it.most > 0);
+    let makers = makers.count();
+    let of_text = offers.iter().any(|it| !it.needs_turn && it.most > 0);
+    let without = seconds.ahead(sequences);
     let mut best = (LEAST_GAIN * sequences as f32 / without, None);
     let without_turn = of_text.then_some((0, 0.0));
-    let of_turn = StepSeconds::size_of(makers).map_or(f32::INFINITY, |size| seconds.model[size]);
+    let of_turn = seconds.model(makers);
     let turns = TURNS.iter().filter(|_| makers > 0);
     let turns = turns.map(|turn| (*turn, *turn as f32 * of_turn));
     for (turn, turn_seconds) in without_turn.into_iter().chain(turns) {
         let ranked = ranked(offers, turn);
         for size in least..SIZES {
             let room = most_rows.min(1 << size).saturating_sub(sequences);
-            let is_beside = offers.iter().any(|it| it.most == 0);
-            if is_beside && seconds.waited[size] > LONGER_BESIDE * seconds.waited[least] {
-                break;
-            }
             let (lengths, gained) = filled(offers, &ranked, room);
-            let rate = (sequences as f32 + gained) / (seconds.waited[size] + turn_seconds);
+            let step = seconds.waited(sequences + lengths.iter().sum::<usize>());
+            let delays_others = step > LONGER_BESIDE * seconds.waited(sequences);
+            if delays_others && lengths.contains(&0) {
+                continue;
+            }
+            let rate = (sequences as f32 + gained) / (step + turn_seconds);
             if gained > 0.0 && rate > best.0 {
                 best = (rate, Some(Choice { lengths, turn }));
             }
@@ -137,7 +175,7 @@ pub(super) fn choose(
 /// Probabilities of all drafts and their sequences, the most likely first.
 fn ranked(offers: &[Offer], turn: usize) -> Vec<(f32, usize)> {
     let of_each = offers.iter().enumerate().flat_map(|(index, offer)| {
-        let most = match offer.of_model {
+        let most = match offer.needs_turn {
             true => offer.most.min(turn),
             false => offer.most,
         };
@@ -169,11 +207,20 @@ mod tests {
     use super::*;
 
     /// A device on which up to 8 rows take a little longer than one, and each doubling behind them more.
-    const STAIRS: StepSeconds = StepSeconds {
-        ahead: [1.0, 1.4, 1.4, 1.4, 1.6, 1.8, 2.5],
-        waited: [1.1, 1.5, 1.5, 1.5, 1.7, 1.9, 2.6],
-        model: [0.2, 0.25, 0.25, 0.3, 0.4, 0.5, 0.6],
-    };
+    fn stairs() -> StepSeconds {
+        let of = |seconds: [f32; SIZES]| {
+            let mut points = flat(0.0);
+            for (point, seconds) in points.iter_mut().zip(seconds) {
+                point.seconds = seconds;
+            }
+            points
+        };
+        StepSeconds {
+            ahead: of([1.0, 1.4, 1.4, 1.4, 1.6, 1.8, 2.5]),
+            waited: of([1.1, 1.5, 1.5, 1.5, 1.7, 1.9, 2.6]),
+            model: of([0.2, 0.25, 0.25, 0.3, 0.4, 0.5, 0.6]),
+        }
+    }
 
     const NONE: [usize; 0] = [];
 
@@ -181,19 +228,21 @@ mod tests {
         Offer {
             most,
             share,
-            of_model: false,
+            source: Source::Text,
+            needs_turn: false,
         }
     }
 
     fn model(most: usize, share: f32) -> Offer {
         Offer {
-            of_model: true,
+            source: Source::Model,
+            needs_turn: true,
             ..text(most, share)
         }
     }
 
-    fn lengths(offers: &[Offer], is_in_flight: bool) -> Vec<usize> {
-        let choice = choose(offers, &STAIRS, is_in_flight, 64);
+    fn lengths(offers: &[Offer]) -> Vec<usize> {
+        let choice = choose(offers, &stairs(), 64);
         choice.map_or_else(Vec::new, |it| it.lengths)
     }
 
@@ -206,44 +255,75 @@ mod tests {
     }
 
     #[test]
-    fn likely_drafts_fill_the_rows_that_cost_least() {
-        // 1 + 0.7 + 0.49 + … tokens: eight rows take as long as two.
-        assert_eq!(lengths(&[text(15, 0.7)], true), [7]);
-        assert_eq!(lengths(&[text(15, 0.98)], true), [15]);
-        assert_eq!(lengths(&[text(3, 0.7)], true), [3]);
-        // 1.3 tokens in 1.5 times the time.
-        assert_eq!(lengths(&[text(15, 0.25)], true), NONE);
-        assert_eq!(lengths(&[], true), NONE);
-        assert_eq!(lengths(&[text(0, 0.9)], true), NONE);
+    fn times_between_two_points_are_between_theirs() {
+        let waited = [1, 8, 12, 16, 64, 100].map(|rows| stairs().waited(rows));
+        assert_eq!(waited, [1.1, 1.5, 1.6, 1.7, 2.6, 2.6]);
+        assert_eq!(StepSeconds::UNKNOWN.waited(12), f32::INFINITY);
     }
 
     #[test]
-    fn a_step_that_can_be_launched_ahead_waits_only_for_a_gain() {
-        // Two rows of one sequence among eight: their step is shorter if it is launched ahead.
-        let mut offers = vec![text(1, 0.9)];
-        offers.resize(8, text(0, 0.0));
-        assert_eq!(lengths(&offers, true), NONE);
-        let each = vec![text(1, 0.9); 8];
-        assert_eq!(lengths(&each, true), [1; 8]);
+    fn likely_drafts_fill_the_rows_that_cost_least() {
+        // 1 + 0.7 + 0.49 + … tokens: eight rows take as long as two.
+        assert_eq!(lengths(&[text(15, 0.7)]), [7]);
+        assert_eq!(lengths(&[text(15, 0.98)]), [15]);
+        assert_eq!(lengths(&[text(3, 0.7)]), [3]);
+        // 1.3 tokens in 1.5 times the time.
+        assert_eq!(lengths(&[text(15, 0.25)]), NONE);
+        assert_eq!(lengths(&[]), NONE);
+        assert_eq!(lengths(&[text(0, 0.9)]), NONE);
+    }
+
+    #[test]
+    fn drafts_gain_on_a_step_that_is_launched_ahead() {
+        // 1.45 tokens in 1.5: more than 1 in 1.1, and fewer than 1 in 1.
+        assert_eq!(lengths(&[text(1, 0.45)]), NONE);
+        let mut slow = stairs();
+        slow.ahead = slow.waited;
+        assert!(choose(&[text(1, 0.45)], &slow, 64).is_some());
+        let each = [text(1, 0.9); 8];
+        assert_eq!(lengths(&each), [1; 8]);
+    }
+
+    #[test]
+    fn rows_up_to_a_power_of_two_are_not_free() {
+        let mut linear = StepSeconds::FREE;
+        for points in [&mut linear.ahead, &mut linear.waited] {
+            points.iter_mut().for_each(|it| it.seconds = it.rows);
+        }
+        let offers = [text(15, 0.5); 9];
+        assert_eq!(choose(&offers, &linear, 64), None);
+        assert!(choose(&offers, &StepSeconds::FREE, 64).is_some());
     }
 
     #[test]
     fn drafts_lengthen_a_step_of_others_little() {
-        let beside = |most| {
+        let beside = |most, share| {
             let mut offers = vec![text(15, 0.98); 4];
-            offers.resize(32, text(most, 0.98));
-            lengths(&offers, true)
+            offers.resize(32, text(most, share));
+            lengths(&offers)
         };
         // 64 rows take 1.37 times as long as 32.
-        assert_eq!(beside(0), NONE);
-        assert_eq!(beside(1).iter().sum::<usize>(), 32);
-        let many = vec![text(15, 0.98); 33];
-        assert_eq!(lengths(&many, true), NONE);
+        let few = beside(0, 0.0);
+        let rows: usize = few.iter().sum();
+        assert!(stairs().waited(32 + rows) <= LONGER_BESIDE * stairs().waited(32));
+        assert_eq!(beside(1, 0.98).iter().sum::<usize>(), 32);
+        // Others offer drafts, which find no room.
+        let mut offers = vec![text(7, 0.98); 4];
+        offers.resize(8, text(7, 0.3));
+        let lengths = lengths(&offers);
+        let rows: usize = lengths.iter().sum();
+        let is_short = stairs().waited(8 + rows) <= LONGER_BESIDE * stairs().waited(8);
+        assert!(is_short || !lengths.contains(&0), "{lengths:?}");
+    }
+
+    #[test]
+    fn many_sequences_have_no_drafts() {
+        assert_eq!(lengths(&[text(15, 0.98); 33]), NONE);
     }
 
     #[test]
     fn a_turn_of_the_draft_model_is_worth_its_steps() {
-        let turn = |offers: &[Offer]| choose(offers, &STAIRS, true, 64).map_or(0, |it| it.turn);
+        let turn = |offers: &[Offer]| choose(offers, &stairs(), 64).map_or(0, |it| it.turn);
         assert_eq!(turn(&[model(15, 0.95)]), 15);
         assert_eq!(turn(&[model(15, 0.8)]), 7);
         assert_eq!(turn(&[model(15, 0.5)]), 0);
@@ -258,22 +338,17 @@ mod tests {
 
     #[test]
     fn nothing_is_drafted_before_a_measurement_or_beyond_the_rows() {
-        assert_eq!(
-            choose(&[text(15, 0.9)], &StepSeconds::UNKNOWN, false, 64),
-            None
-        );
-        let rows = choose(&[text(15, 0.98)], &StepSeconds::FREE, false, 4);
+        assert_eq!(choose(&[text(15, 0.9)], &StepSeconds::UNKNOWN, 64), None);
+        let rows = choose(&[text(15, 0.98)], &StepSeconds::FREE, 4);
         assert_eq!(rows.unwrap().lengths, [3]);
     }
 
     #[test]
     fn further_rows_pay_where_they_take_less_time_than_tokens() {
-        assert!(STAIRS.favours_rows(1) && STAIRS.favours_rows(9));
-        let mut dear = STAIRS;
-        for (size, seconds) in dear.waited.iter_mut().enumerate() {
-            *seconds = (1 << size) as f32;
-        }
-        assert!(!dear.favours_rows(1) && !dear.favours_rows(64));
+        assert!(stairs().favours_rows(1) && stairs().favours_rows(9));
+        let mut dear = StepSeconds::FREE;
+        dear.waited.iter_mut().for_each(|it| it.seconds = it.rows);
+        assert!(!dear.favours_rows(1) && !dear.favours_rows(32));
         assert!(!StepSeconds::UNKNOWN.favours_rows(1));
     }
 }

@@ -19,6 +19,7 @@
 use super::draft_lengths::{Offer, StepSeconds, choose};
 use super::drafts::{Allowance, Source, rounded};
 use super::page_table::{PageDemand, PageTable};
+use super::planned_drafts::draft_rows;
 use super::sequence::Sequence;
 use super::{Limits, SchedulerError};
 use crate::device::{SampleWork, SequenceWork};
@@ -82,6 +83,12 @@ impl DraftModel {
             sequences: HashMap::new(),
             turn: Vec::new(),
         }
+    }
+
+    /// Tokens of the sequence that the model has not computed.
+    fn lag(&self, sequence: &Sequence) -> usize {
+        let computed = self.sequences.get(&sequence.serial);
+        sequence.tokens().len() - computed.map_or(0, |it| it.settled)
     }
 
     /// Maximum tokens of a sequence.
@@ -263,14 +270,14 @@ impl DraftTurn<'_> {
         !model.turn.is_empty()
     }
 
-    /// Running sequences with drafts of the model, and their number.
+    /// Running sequences with drafts of the model, and their number: 0 for one that the model only follows.
     fn lengths(&mut self) -> Vec<(usize, usize)> {
         let Self {
+            model,
             running,
             limits,
             allowance,
             seconds,
-            ..
         } = self;
         let mut offers: Vec<(usize, Offer)> = Vec::new();
         for (index, sequence) in running.iter_mut().enumerate() {
@@ -279,19 +286,32 @@ impl DraftTurn<'_> {
                 offers.push((index, sequence.offer_before_turn(*allowance, limits)));
             }
         }
-        let all: Vec<_> = offers.iter().map(|(_, offer)| *offer).collect();
-        let most_rows = limits.max_batch_tokens as usize;
-        let choice = choose(&all, seconds, false, most_rows).filter(|it| it.turn > 0);
-        let lengths = choice.map_or_else(|| vec![0; all.len()], |it| it.lengths);
-        let of_model = offers.into_iter().zip(lengths);
-        let of_model = of_model.filter(|((_, offer), _)| offer.of_model && offer.most > 0);
-        let wanted = of_model.filter_map(|((index, offer), length)| {
-            if length == 0 {
-                running[index].pass_over(offer);
+        let most_rows = draft_rows(limits, running);
+        let chosen = |offers: &[(usize, Offer)]| {
+            let offers: Vec<_> = offers.iter().map(|(_, offer)| *offer).collect();
+            let choice = choose(&offers, seconds, most_rows).filter(|it| it.turn > 0);
+            choice.map_or_else(|| vec![0; offers.len()], |it| it.lengths)
+        };
+        let with_all = chosen(&offers);
+        let of_model = |offer: &Offer| offer.needs_turn && offer.most > 0;
+        let mut wanted = Vec::new();
+        for ((index, offer), length) in offers.iter_mut().zip(with_all) {
+            if !of_model(offer) {
+                continue;
             }
-            (length > 0).then_some((index, length))
-        });
-        wanted.collect()
+            if length == 0 {
+                running[*index].pass_over(*offer);
+            } else if model.lag(&running[*index]) > FOLLOWING_ROWS {
+                // It has no drafts before the model has followed.
+                offer.most = 0;
+                wanted.push((*index, 0));
+            }
+        }
+        let lengths = chosen(&offers);
+        let lengths = offers.iter().zip(lengths);
+        let drafting = lengths.filter(|((_, offer), length)| of_model(offer) && *length > 0);
+        wanted.extend(drafting.map(|((index, _), length)| (*index, length)));
+        wanted
     }
 
     /// Requests in the turn.

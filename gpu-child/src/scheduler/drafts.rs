@@ -17,7 +17,7 @@
 //! the last [`MATCH`] tokens. They are part of no promise: a replayed sequence gets drafts anew.
 //!
 //! The number of drafts of each sequence is that with which the step yields most tokens in a second
-//! ([`choose`](super::draft_lengths::choose)): 1, 3, 7 or 15 ([`rounded`]), fewer if its pages have no room. The successes of the two
+//! ([`choose`](super::draft_lengths::choose)): 1, 3, 7 or 15 ([`rounded`]). The successes of the two
 //! sources are counted apart.
 
 use super::Limits;
@@ -59,9 +59,10 @@ pub(super) struct Allowance {
 }
 
 /// Source of drafts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Source {
     /// The prediction or the text of the request.
+    #[default]
     Text,
     Model,
 }

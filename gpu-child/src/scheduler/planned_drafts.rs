@@ -13,6 +13,15 @@ pub(super) struct PlannedDrafts<'a> {
     pub seconds: &'a StepSeconds,
 }
 
+/// Maximum rows of a step with drafts. Half of a batch is left for prompts.
+pub(super) fn draft_rows(limits: &Limits, running: &[Sequence]) -> usize {
+    let rows = limits.max_batch_tokens as usize;
+    match running.iter().all(Sequence::decodes) {
+        true => rows,
+        false => rows / 2,
+    }
+}
+
 impl PlannedDrafts<'_> {
     /// Appends the drafts. No step may be in flight.
     pub(super) fn add(&mut self, cache: &mut KvPages) {
@@ -21,7 +30,7 @@ impl PlannedDrafts<'_> {
             sequence.draft(allowance, limits, cache);
         }
         let offers: Vec<_> = self.decoding().map(|it| it.offer()).collect();
-        let choice = self.choice(&offers, false);
+        let choice = self.choice(&offers);
         let lengths = choice.map_or_else(|| vec![0; offers.len()], |it| it.lengths);
         for (sequence, length) in self.decoding().zip(&lengths) {
             sequence.shorten_drafts(*length);
@@ -34,7 +43,7 @@ impl PlannedDrafts<'_> {
         let (allowance, limits) = (self.allowance, self.limits);
         let offers = self.decoding().map(|it| it.offer_behind(allowance, limits));
         let offers: Vec<_> = offers.collect();
-        let choice = self.choice(&offers, true);
+        let choice = self.choice(&offers);
         if choice.is_none() {
             self.pass_over(&offers, &vec![0; offers.len()]);
         }
@@ -45,9 +54,8 @@ impl PlannedDrafts<'_> {
         self.running.iter_mut().filter(|it| it.decodes())
     }
 
-    fn choice(&self, offers: &[Offer], is_in_flight: bool) -> Option<Choice> {
-        let most_rows = self.limits.max_batch_tokens as usize;
-        choose(offers, self.seconds, is_in_flight, most_rows)
+    fn choice(&self, offers: &[Offer]) -> Option<Choice> {
+        choose(offers, self.seconds, draft_rows(self.limits, self.running))
     }
 
     fn pass_over(&mut self, offers: &[Offer], lengths: &[usize]) {

@@ -60,10 +60,7 @@ impl Pacer {
         if shape.decoding == 0 {
             self.alone.observe(shape.prompt_tokens, took);
         }
-        // A step with drafts is longer than others of its sequences.
-        if shape.drafts == 0 {
-            self.beside.observe(shape, took);
-        }
+        self.beside.observe(shape, took);
     }
 
     /// Records the time of a step from the end of the one before it. `is_ahead`: it was launched before that end.

@@ -353,6 +353,7 @@ impl<'a> StepLoop<'a> {
             step: self.step + 1,
             served_took: self.last_took,
         };
+        let began = Instant::now();
         match drafting.turn(around) {
             Ok(false) => return Ok(()),
             Ok(true) => {}
@@ -363,8 +364,8 @@ impl<'a> StepLoop<'a> {
             Err(fault) => return Err(fault),
         }
         self.step += 1;
-        // The next step's time begins here.
-        self.last_end = Instant::now();
+        // The next step's time has the host's, and not that of the turn.
+        self.last_end += began.elapsed();
         self.status.does(Doing::Plans);
         Ok(())
     }

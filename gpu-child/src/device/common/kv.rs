@@ -65,7 +65,7 @@ pub struct KvLayout {
     pub sliding_shape: Option<KvShape>,
     /// Groups of the layers with attention. Layers that share keys and values are in the places of earlier ones.
     pub groups: LayerGroups,
-    /// The other layers, if there are any.
+    /// Layers with a recurrent state, if there are any.
     pub states: Option<StateLayout>,
 }
 

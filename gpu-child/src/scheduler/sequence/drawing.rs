@@ -318,7 +318,8 @@ impl Sequence {
         Offer {
             most: self.drafts,
             share: self.drafter.share(self.source),
-            of_model: false,
+            source: self.source,
+            needs_turn: false,
         }
     }
 
@@ -342,17 +343,14 @@ impl Sequence {
         Offer {
             most,
             share: self.drafter.share(source),
-            of_model: source == Source::Model,
+            source,
+            needs_turn: source == Source::Model,
         }
     }
 
     /// The next step has none of the offered drafts.
     pub(in crate::scheduler) fn pass_over(&mut self, offer: Offer) {
-        let source = match offer.of_model {
-            true => Source::Model,
-            false => Source::Text,
-        };
-        self.drafter.pass_over(source, self.known().len());
+        self.drafter.pass_over(offer.source, self.known().len());
     }
 
     /// The limits that apply to the next drafts; `None` if there are none.

@@ -301,9 +301,7 @@ fn forced_tokens_are_taken_without_a_draw_and_run_in_one_step() {
     let request = constrained(1, &[1, 2, 3], 30);
     let whole = alone(&request, 16);
     let mut dear = StepSeconds::FREE;
-    for (size, seconds) in dear.waited.iter_mut().enumerate() {
-        *seconds = (1 << size) as f32;
-    }
+    dear.waited.iter_mut().for_each(|it| it.seconds = it.rows);
     let cases = [(false, dear), (true, StepSeconds::FREE), (true, dear)];
     let steps = cases.map(|(has_neighbour, seconds)| {
         let mut bench = Bench::new(limits(), 16, true);

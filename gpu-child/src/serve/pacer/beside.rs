@@ -101,6 +101,10 @@ impl Beside {
     /// Records the duration of a step.
     pub(super) fn observe(&mut self, shape: StepShape, took: Duration) {
         let seconds = took.as_secs_f64();
+        if shape.drafts > 0 {
+            self.drafted(shape, seconds);
+            return;
+        }
         match (shape.decoding, shape.prompt_tokens, self.bare) {
             (decoding, 0, _) => self.decoded(decoding, seconds),
             // A token alone costs more than beside decoding, where the weights are read anyway.
@@ -115,6 +119,19 @@ impl Beside {
                 let weight = (tokens as f64 / f64::from(self.allowed.max(1))).min(1.0);
                 learn(&mut self.price, shape, (seconds - alone).max(0.0), weight);
             }
+        }
+    }
+
+    /// Records the duration of a step with drafts. It is longer than others of its sequences, so it is their decode time only
+    /// until another one was measured.
+    fn drafted(&mut self, shape: StepShape, seconds: f64) {
+        if shape.prompt_tokens > 0 {
+            return;
+        }
+        self.mixed = 0;
+        let sequences = shape.decoding - shape.drafts;
+        if !self.bare.is_some_and(|bare| bare.is_like(sequences)) {
+            self.bare = Some(Bare { sequences, seconds });
         }
     }
 

@@ -69,8 +69,8 @@ impl LoadedModel {
     }
 
     /// Builds the model of a ready child. Without a `previous` model this takes tens of milliseconds for a large
-    /// vocabulary, and up to `template_timeout` for a chat template that does not terminate. A template that does not
-    /// compile disables chat, not the worker.
+    /// vocabulary, and the processor time `template_timeout` for a chat template that does not terminate. A template that
+    /// does not compile disables chat, not the worker.
     ///
     /// # Errors
     /// [`Unfit::OtherModel`] if the model differs from `previous`, [`Unfit::Nonsense`] if the tokenizer facts cannot be

@@ -223,16 +223,21 @@ proptest! {
     #[test]
     fn no_prompt_starves(
         wanted in any::<Option<u16>>(),
-        steps in proptest::collection::vec((1..600usize, 0..600usize, 0..100_000usize, 0..5_000_000u64), 1..200),
+        steps in proptest::collection::vec((1..600usize, 0..600usize, 0..100_000usize, 0..5_000_000u64, any::<bool>()), 1..200),
     ) {
         let mut beside = Beside::new(MAX_TOKENS, wanted.map(|us| Duration::from_micros(us.into())));
         let mut is_bare = false;
-        for (decoding, prompts, deepest, took_us) in steps {
+        for (decoding, prompts, deepest, took_us, has_drafts) in steps {
             let tokens = beside.prompt_tokens(demand(decoding, prompts, deepest));
             prop_assert!(tokens == 0 || (MIN_TOKENS..=MAX_TOKENS).contains(&tokens));
             prop_assert!(tokens > 0 || !is_bare, "two steps without prompts");
             is_bare = tokens == 0;
-            beside.observe(shape(decoding, tokens, deepest), Duration::from_micros(took_us));
+            let mut shape = shape(decoding, tokens, deepest);
+            if has_drafts {
+                shape.drafts = 3;
+                shape.decoding += 3;
+            }
+            beside.observe(shape, Duration::from_micros(took_us));
         }
     }
 }
