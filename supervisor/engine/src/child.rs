@@ -397,8 +397,12 @@ mod tests {
             frame::write_frame(&mut frame, word).unwrap();
             frame
         };
-        assert!(!child.may_hand_over(), "it is not ready");
         child.note_word(Once::Hello, b"hello");
+        // Each message is kept once, however often a broken child sends it.
+        for _ in 0..2 {
+            child.note_word(Once::DraftModelStopped, b"no draft model");
+        }
+        assert!(!child.may_hand_over(), "it is not ready");
         child.note_word(Once::Ready, b"ready");
         let cut = frame(b"a beat");
         let sent = [&Preamble::OURS.to_bytes()[..], &cut[..6]].concat();
@@ -428,9 +432,15 @@ mod tests {
         );
         child.retell();
         assert!(matches!(next(&mut child).await, Sign::Stirred));
-        assert_eq!(child.next_word().unwrap(), Some(&b"ready"[..]));
-        assert!(matches!(next(&mut child).await, Sign::Stirred));
-        assert_eq!(child.next_word().unwrap(), Some(&b"a beat"[..]));
+        for expected in [&b"ready"[..], b"no draft model", b"a beat"] {
+            loop {
+                if let Some(word) = child.next_word().unwrap() {
+                    assert_eq!(word, expected);
+                    break;
+                }
+                assert!(matches!(next(&mut child).await, Sign::Stirred));
+            }
+        }
         drop(line);
         // A socket may become ready once more without a message.
         let mut sign = next(&mut child).await;

@@ -244,19 +244,24 @@ fn tokens_outside_the_vocabulary_of_the_model_end_its_drafts() {
     assert!(seen[0] > seen[1] && seen[1] > 0, "{seen:?}");
 }
 
-/// Layers with windows: pages are released behind the positions that became tokens.
-#[test]
-fn windows_of_the_model_keep_what_a_rejected_draft_needs() {
+/// Groups of a model with windows.
+fn with_windows() -> KvGroups {
     let sliding = SlidingGroups {
         count: 2,
         window: 6,
         ahead: 4,
         checkpoints: None,
     };
-    let groups = KvGroups {
+    KvGroups {
         full: 1,
         sliding: Some(sliding),
-    };
+    }
+}
+
+/// Layers with windows: pages are released behind the positions that became tokens.
+#[test]
+fn windows_of_the_model_keep_what_a_rejected_draft_needs() {
+    let groups = with_windows();
     let (mut offered, mut accepted) = (0, 0);
     for request in 0..20 {
         let bench = Bench::with_groups(limits(), 96, true, groups);
@@ -300,16 +305,7 @@ fn the_model_keeps_prefixes() {
 /// The pages of its windows hold a part of a chunk.
 #[test]
 fn a_model_with_windows_follows_in_smaller_chunks_where_pages_are_few() {
-    let sliding = SlidingGroups {
-        count: 2,
-        window: 6,
-        ahead: 4,
-        checkpoints: None,
-    };
-    let groups = KvGroups {
-        full: 1,
-        sliding: Some(sliding),
-    };
+    let groups = with_windows();
     let prompt: Vec<u32> = (0..36).map(|it| it + 8).collect();
     let own = submission(1, &prompt, 24);
     let expected = alone_with_groups(&own, 96, groups);

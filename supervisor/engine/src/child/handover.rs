@@ -24,8 +24,9 @@ pub(crate) enum Once {
 #[derive(Debug, Default)]
 pub(super) struct Said {
     hello: Vec<u8>,
-    /// `Ready`, and what follows it.
     ready: Vec<u8>,
+    /// Follows `Ready`.
+    draft_model_stopped: Vec<u8>,
 }
 
 impl Child {
@@ -37,7 +38,7 @@ impl Child {
         match word {
             Once::Hello => self.said.hello = frame,
             Once::Ready => self.said.ready = frame,
-            Once::DraftModelStopped => self.said.ready.extend(frame),
+            Once::DraftModelStopped => self.said.draft_model_stopped = frame,
         }
     }
 
@@ -58,7 +59,7 @@ impl Child {
             Line::Waiting(_) | Line::Closed => None,
         };
         let (control, unheard) = open.ok_or(io::ErrorKind::NotConnected)?;
-        let rest = [&self.said.ready, unheard].concat();
+        let rest = [&self.said.ready, &self.said.draft_model_stopped, unheard].concat();
         let words: [&[u8]; 2] = [&self.said.hello, &rest];
         let mut living = LivingChild::new(self.pid, self.generation, terms, words)?;
         living.add(Part::Control, control);
