@@ -2,9 +2,8 @@
 //!
 //! A grammar is untrusted text that a child also compiles. So it is tried first in an isolated process that has the
 //! model's vocabulary and a short time limit. Two threads have one such process each, from the first grammar on. Their
-//! priority is low, and the limit counts processor time, so that streams are not disturbed and a busy machine fails no
-//! grammar. A client that has waited too long gets a retryable error: every request is answered soon, whatever the
-//! load.
+//! priority is low, and limits count processor time, so that streams are not disturbed and a busy machine fails no
+//! grammar. A client that has waited for too many expensive grammars gets a retryable error.
 //!
 //! Results are cached, because clients repeat grammars, and refused clients retry.
 
@@ -30,7 +29,7 @@ const PROCESSES: usize = 2;
 /// which is several times as long while streams compute on all cores.
 const PATIENCE: Patience = Patience {
     work: Duration::from_millis(300),
-    wait: Duration::from_secs(10),
+    wait: Duration::from_secs(60),
 };
 
 /// Time limits for the vocabulary. It is trusted, and its time depends on the machine alone: beside a dozen busy processes it has
@@ -40,8 +39,11 @@ const VOCABULARY_PATIENCE: Patience = Patience {
     wait: Duration::from_secs(180),
 };
 
-/// Longest wait of a client for a result.
-const LONGEST_WAIT: Duration = Duration::from_millis(1300);
+/// Processor time of all checks after which a client that still waits for its result is refused.
+const LONGEST_WORK: Duration = Duration::from_millis(2600);
+
+/// Longest wait of a client for a result, for a machine on which the processes hardly run.
+const LONGEST_WAIT: Duration = Duration::from_secs(90);
 
 /// Nice value of the threads and processes. Beside streams on all cores they get about a tenth of one core: enough for
 /// an ordinary grammar, and hardly noticeable for streams.
@@ -87,6 +89,8 @@ struct Shared {
     changed: Condvar,
     /// The first process is ready, or failed to start.
     begun: watch::Sender<bool>,
+    /// Processor time of all checks so far, and of processes after the first ones.
+    worked: watch::Sender<Duration>,
 }
 
 #[derive(Debug, Default)]
@@ -118,6 +122,10 @@ pub enum Asked {
 pub struct Soon {
     reply: oneshot::Receiver<Found>,
     begun: watch::Receiver<bool>,
+    worked: watch::Receiver<Duration>,
+    /// Value of `worked` at which the client is refused, and its longest wait.
+    most_worked: Duration,
+    longest_wait: Duration,
 }
 
 impl Asked {
@@ -126,13 +134,25 @@ impl Asked {
     pub async fn answer(self) -> Found {
         match self {
             Self::Known(found) => found,
-            Self::Soon(Soon { reply, mut begun }) => {
+            Self::Soon(soon) => {
+                let Soon {
+                    reply,
+                    mut begun,
+                    mut worked,
+                    most_worked,
+                    longest_wait,
+                } = soon;
                 let patience = async {
                     // The start of the first process does not count as a client's wait.
                     drop(begun.wait_for(|begun| *begun).await);
-                    sleep(LONGEST_WAIT).await;
+                    tokio::select! {
+                        _ = worked.wait_for(|worked| *worked >= most_worked) => {}
+                        () = sleep(longest_wait) => {}
+                    }
                 };
                 tokio::select! {
+                    // A result that is there counts, whatever was waited for.
+                    biased;
                     found = reply => found.unwrap_or_else(|_| {
                         let why = "the worker is ending".to_owned();
                         Err(GrammarFault::Unavailable(why))
@@ -172,6 +192,7 @@ impl Grammars {
                 state: Mutex::default(),
                 changed: Condvar::new(),
                 begun: watch::Sender::new(false),
+                worked: watch::Sender::default(),
             }),
         }
     }
@@ -201,9 +222,14 @@ impl Grammars {
             reply,
         });
         self.shared.changed.notify_one();
+        let worked = self.shared.worked.subscribe();
+        let most_worked = *worked.borrow() + LONGEST_WORK;
         Asked::Soon(Soon {
             reply: answer,
             begun: self.shared.begun.subscribe(),
+            worked,
+            most_worked,
+            longest_wait: LONGEST_WAIT,
         })
     }
 
@@ -240,6 +266,7 @@ impl Shared {
         let mut keeper = Keeper::new(VOCABULARY_PATIENCE, PATIENCE);
         let mut prepared = self.prepare(&mut keeper, vocabulary);
         give_way(keeper.pid());
+        keeper.take_worked();
         self.begun.send_replace(true);
         while let Some(pending) = self.next() {
             let found = prepared.and_then(|()| {
@@ -262,6 +289,8 @@ impl Shared {
             // The client may be gone.
             drop(pending.reply.send(found));
             prepared = self.prepare(&mut keeper, vocabulary);
+            let worked = keeper.take_worked();
+            self.worked.send_modify(|all| *all += worked);
         }
     }
 
@@ -456,21 +485,37 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_waits_for_long_is_sent_away_but_not_while_a_first_process_starts() {
-        let begun = watch::Sender::new(false);
-        let asked = || {
+    async fn a_client_waits_for_cheap_grammars_and_is_refused_after_expensive_ones() {
+        const SHORT: Duration = Duration::from_millis(20);
+        let (begun, worked) = (watch::Sender::new(false), watch::Sender::default());
+        let asked = |longest_wait: Duration| {
             let (pending, reply) = pending(1);
-            let begun = begun.subscribe();
-            (pending, Asked::Soon(Soon { reply, begun }))
+            let soon = Soon {
+                reply,
+                begun: begun.subscribe(),
+                worked: worked.subscribe(),
+                most_worked: LONGEST_WORK,
+                longest_wait,
+            };
+            (pending, Asked::Soon(soon).answer())
         };
-        let (_nobody_replies, soon) = asked();
-        let patient = tokio::time::timeout(LONGEST_WAIT * 2, soon.answer());
-        assert!(patient.await.is_err(), "it was sent away");
+        let waits = async |answer| {
+            let answer: Result<Found, _> = tokio::time::timeout(SHORT * 3, answer).await;
+            answer.expect_err("it was refused");
+        };
+        let (_unanswered, before_the_first_process) = asked(SHORT);
+        waits(before_the_first_process).await;
         begun.send_replace(true);
-        let (_nobody_replies, soon) = asked();
-        assert_eq!(soon.answer().await, Err(GrammarFault::Busy));
-        let (pending, soon) = asked();
+        let (_unanswered, behind_cheap_ones) = asked(LONGEST_WAIT);
+        worked.send_replace(LONGEST_WORK / 2);
+        waits(behind_cheap_ones).await;
+        let (_unanswered, on_a_busy_machine) = asked(SHORT);
+        assert_eq!(on_a_busy_machine.await, Err(GrammarFault::Busy));
+        let (_unanswered, behind_expensive_ones) = asked(LONGEST_WAIT);
+        worked.send_replace(LONGEST_WORK);
+        assert_eq!(behind_expensive_ones.await, Err(GrammarFault::Busy));
+        let (pending, checked) = asked(LONGEST_WAIT);
         pending.reply.send(Ok(())).unwrap();
-        assert_eq!(soon.answer().await, Ok(()));
+        assert_eq!(checked.await, Ok(()));
     }
 }

@@ -40,6 +40,8 @@ const SMALL_WORK: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(super) struct Keeper {
     process: Option<Process>,
+    /// Processor time of the orders since it was last taken.
+    worked: Duration,
     /// Time limits of a process's first order.
     patience_at_first: Patience,
     /// Time limits of each other order.
@@ -59,6 +61,7 @@ impl Keeper {
     pub(super) fn new(patience_at_first: Patience, patience: Patience) -> Self {
         Self {
             process: None,
+            worked: Duration::ZERO,
             patience_at_first,
             patience,
         }
@@ -82,6 +85,11 @@ impl Keeper {
         self.twice(|keeper| keeper.ask_once(first, order))
     }
 
+    /// Processor time of all orders since the last call, except those that ended their process.
+    pub(super) fn take_worked(&mut self) -> Duration {
+        std::mem::take(&mut self.worked)
+    }
+
     fn twice<T>(
         &mut self,
         attempt: impl Fn(&mut Self) -> Result<T, OrderError>,
@@ -98,15 +106,19 @@ impl Keeper {
             Some(process) => process,
             None => self.start(first)?,
         };
-        let answer = process.ask(order, self.patience)?;
+        let answer = process.ask(order, self.patience);
+        self.worked += process.used();
+        let answer = answer?;
         self.process = Some(process);
         Ok(answer)
     }
 
-    fn start(&self, first: &[u8]) -> Result<Process, OrderError> {
+    fn start(&mut self, first: &[u8]) -> Result<Process, OrderError> {
         let cpu_time = self.patience_at_first.work.max(self.patience.work);
         let mut process = Process::spawn(cpu_time)?;
-        match process.ask(first, self.patience_at_first) {
+        let answer = process.ask(first, self.patience_at_first);
+        self.worked += process.used();
+        match answer {
             Ok(Answer::Ready) => Ok(process),
             Ok(answer) => Err(OrderError::Answered(answer)),
             // What the first order costs is no fault of the order behind it.
