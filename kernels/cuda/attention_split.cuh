@@ -16,13 +16,6 @@ template <int HD> constexpr bool HALF_PAGES = HD > WHOLE_PAGES_HEAD;
 template <int HD> constexpr int PAGE_HALVES = (HALF_PAGES<HD> ? 1 : 2) * PAGE * HD;
 template <int HD> constexpr int VALUES_AT = HALF_PAGES<HD> ? 0 : PAGE * HD;
 
-// Four matrices of 8 rows of 16 bytes; lane i names row i % 8 of matrix i / 8 (PTX: ldmatrix).
-DEVICE void load_matrices(uint32_t (&m)[4], const __half* row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-        : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-        : "r"(uint32_t(__cvta_generic_to_shared(row))) : "memory");
-}
-
 // Queries of 16 dims from 16 k on, as the tensor core has them. Those of heads that leave no registers for all of them are read
 // each time.
 template <int HD> DEVICE void queries_of(uint32_t (&q)[4], const Walker<HD>& w, int k) {

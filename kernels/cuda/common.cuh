@@ -72,6 +72,15 @@ DEVICE void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// Four matrices of 8 x 8 halves of shared memory; lane i has the address of row i % 8 of matrix i / 8.
+DEVICE void load_matrices(uint32_t (&m)[4], uint32_t row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+        : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(row) : "memory");
+}
+DEVICE void load_matrices(uint32_t (&m)[4], const void* row) {
+    load_matrices(m, uint32_t(__cvta_generic_to_shared(row)));
+}
+
 // The residual stream's addition, as the second-level cache does it too: subnormal numbers are zero (PTX: red, add.ftz).
 DEVICE float residual_sum(float old, float v) {
     float sum;

@@ -128,4 +128,4 @@ template <int HD, typename STEP> DEVICE void decode_step(const StepArgs& a) {
 #define DECODE_STEP(HD, NAME, ...)                                           \
     STEP_KERNEL(HD##_##NAME, HD, DenseStep<HD, false, __VA_ARGS__>)           \
     STEP_KERNEL(HD##_##NAME##_alone, HD, DenseStep<HD, true, __VA_ARGS__>)
-#define ANY_TYPE F32, F16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K
+#define ANY_TYPE F32, F16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q6_K

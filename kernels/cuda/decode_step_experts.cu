@@ -18,6 +18,6 @@ template <int... TYPES> struct ExpertsStep {
     STEP_KERNEL(64_experts_##NAME##_alone, 64, ExpertsStep<__VA_ARGS__>)     \
     STEP_KERNEL(128_experts_##NAME##_alone, 128, ExpertsStep<__VA_ARGS__>)
 
-EXPERTS_STEP(Q4_K, F32, Q4_K, Q6_K)
+EXPERTS_STEP(K, F32, Q4_1, Q6_K)
 EXPERTS_STEP(Q8_0, F32, Q8_0)
 EXPERTS_STEP(any, ANY_TYPE)

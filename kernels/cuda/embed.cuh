@@ -37,9 +37,9 @@ template <bool IN_STEP = false> DEVICE float weight_at(int type, const uint8_t* 
     }
     if (!IN_STEP && (type == IQ4_NL || is_table(type))) {
         int nibble = (word_of(16 * lane + 4 * c) >> 4 * i) & 15;
-        uint4 iq4 = IQ4_TABLE;
-        const uint8_t* table = type == IQ4_NL ? reinterpret_cast<const uint8_t*>(&iq4) : unit + 592;
-        float value = float(int(table[nibble]) - 128);
+        const uint8_t* table = unit + 592;
+        int byte = type == IQ4_NL ? word(IQ4_TABLE, nibble >> 2) >> 8 * (nibble & 3) & 255 : table[nibble];
+        float value = float(byte - 128);
         if (type == IQ4_NL) return __fmul_rn(half_of(512 + g * 8 + 2 * c), value);
         float scale = float(unit[512 + g * 8 + (t >> 1) * 4 + c] - 128) * (table[15] & 1 ? 0.25f : 0.125f);
         return __fmul_rn(__fmul_rn(half_of(576 + g * 2), scale), value);
@@ -52,7 +52,7 @@ template <bool IN_STEP = false> DEVICE float weight_at(int type, const uint8_t* 
         __half scale = __ushort_as_half(uint16_t(unit[512 + g * 4 + c] << 8));
         return __fmul_rn(__half2float(value), __half2float(scale));
     }
-    if (type == Q5_0 || type == Q5_1 || type == Q5_K) {
+    if (type == Q5_0 || type == Q5_1) {
         uint32_t h = *reinterpret_cast<const uint32_t*>(unit + 512 + 4 * lane);
         code |= ((h >> (16 * (i & 1) + fifth_at(c, i >> 1))) & 1) << 4;
     }
@@ -62,12 +62,6 @@ template <bool IN_STEP = false> DEVICE float weight_at(int type, const uint8_t* 
         float scale = float(unit[768 + g * 8 + (t >> 1) * 4 + c] - 128);
         return __fmul_rn(__fmul_rn(half_of(832 + g * 2), scale), float(code - 32));
     }
-    if (type == Q4_K || type == Q5_K) {
-        int at = type == Q4_K ? 512 : 640;
-        float s = __fmul_rn(half_of(at + 64 + g * 4), float(unit[at + g * 8 + 2 * c]));
-        float m = __fmul_rn(half_of(at + 66 + g * 4), float(unit[at + g * 8 + 2 * c + 1]));
-        return __fadd_rn(__fmul_rn(s, float(code)), m);
-    }
     int at = type == Q4_0 || type == Q4_1 ? 512 : 640;
     float d = half_of(at + g * 8 + 2 * c);
     if (type == Q4_0) return __fmul_rn(d, float(code - 8));
@@ -75,11 +69,3 @@ template <bool IN_STEP = false> DEVICE float weight_at(int type, const uint8_t* 
     return __fadd_rn(__fmul_rn(d, float(code)), half_of(at + 64 + g * 8 + 2 * c));
 }
 
-// The row x[row][0 .. cols], by the threads of a block.
-DEVICE void embed_row(const EmbedArgs& a, int row) {
-    int token = a.rows[row].token;
-    const uint8_t* tile = a.table + uint64_t(token / TILE_N) * a.units * unit_bytes(a.ty);
-    for (int k = threadIdx.x; k < a.cols; k += blockDim.x)
-        a.x[int64_t(row) * a.cols + k] = __fmul_rn(
-            weight_at(a.ty, tile + (k / UNIT) * unit_bytes(a.ty), token % TILE_N, k % UNIT), a.scale);
-}

@@ -7,10 +7,10 @@
 #pragma once
 #include "weights.cuh"
 
-// Types that are multiplied; BF16 is packed as F16, and Q3_K as IQ4_XS.
-#define EACH_TYPE(M)                                                                    \
-    M(F32) M(F16) M(Q8_0) M(Q4_0) M(Q4_1) M(Q5_0) M(Q5_1) M(Q4_K) M(Q5_K) M(Q6_K)        \
-    M(Q2_K) M(IQ4_NL) M(IQ4_XS) M(MXFP4)
+// Types that are multiplied; others are packed as one of them (weights.cuh).
+#define EACH_QUANTIZED(M)                                                               \
+    M(Q8_0) M(Q4_0) M(Q4_1) M(Q5_0) M(Q5_1) M(Q6_K) M(Q2_K) M(IQ4_NL) M(IQ4_XS) M(MXFP4)
+#define EACH_TYPE(M) M(F32) M(F16) EACH_QUANTIZED(M)
 
 struct MatmulArgs {
     Part parts[MAX_PARTS];  // of one type

@@ -13,10 +13,13 @@
 // device, blocks of a cluster share its segments: each sum of a segment goes to the block that owns its
 // outputs, which adds them in ascending order (matmul.cuh). Bits do not depend on any of that.
 //
+// Up to MOST_WARP_ROWS rows are multiplied by quantized weights with the steps of each warp instead (matmul_warps.cuh).
+//
 // Gate and up may come as a pair: then the second half of a block's tiles is of up, a lane has both values
 // of its outputs, and only the gated linear unit of them is written (glu.cuh), as an input of the next product.
 #pragma once
 #include "hopper.cuh"
+#include "matmul_warps.cuh"
 #include "wide_outputs.cuh"
 
 struct WideArgs {
@@ -36,7 +39,6 @@ LAYOUT(WideArgs, 576, AT(matmul, 0) AT(stages, 144) AT(cluster_sums, 148) AT(pai
 constexpr int MAX_STAGES = 12;
 // A unit of a tile is one line of its tensor map, or several where a line would be too long for a box.
 constexpr int LINE_BYTES = 2048;
-constexpr int GROUP_BYTES = 8 * UNIT * 2;  // eight rows of activations, one unit
 // Registers of a thread of the largest block, whose launch gives each 168.
 constexpr int COPIER_REGISTERS = 56, MULTIPLIER_REGISTERS = 224;
 static_assert(COPIER_REGISTERS + 2 * MULTIPLIER_REGISTERS == 3 * 168);
@@ -52,6 +54,7 @@ template <int T, int WG, int NB> struct Wide {
     static constexpr int X_BYTES = NB / 8 * GROUP_BYTES, W_BYTES = 2 * BOX_STEP;
     static constexpr int STAGE = X_BYTES + W_BYTES;
     static constexpr int LINES = (unit_bytes(T) + LINE_BYTES - 1) / LINE_BYTES;
+    static constexpr bool BY_WARPS = NB <= MOST_WARP_ROWS && IS_QUANTIZED<T>;
 
     const WideArgs& w;
     const MatmulArgs& a;
@@ -207,6 +210,26 @@ template <int T, int WG, int NB> struct Wide {
 
     // A segment's sums, of `units` units.
     DEVICE void multiply_segment(float (&d)[NB / 2], int units, const Lane& lane, int warp) {
+        if constexpr (BY_WARPS) multiply_by_warps(d, units, lane, warp);
+        else multiply_by_group(d, units, lane, warp);
+    }
+
+    DEVICE void multiply_by_warps(float (&d)[NB / 2], int units, const Lane& lane, int warp) {
+        // Worked out in front of the loop.
+        const Shared x = kept(at + lane.id * 16), weights = kept(at + X_BYTES + warp * unit_bytes(T));
+#pragma unroll
+        for (int i = 0; i < NB / 2; i++) d[i] = 0.0f;
+#pragma unroll 1
+        for (int i = 0; i < units; i++) {
+            barrier_wait(of_stage(full, stage), parity);
+            const WarpUnit<T, NB, BOX_STEP> unit(x + stage * STAGE, weights + stage * STAGE, lane);
+            release(stage, lane, true);
+            advance();
+            unit.multiply(d);
+        }
+    }
+
+    DEVICE void multiply_by_group(float (&d)[NB / 2], int units, const Lane& lane, int warp) {
         Operand next;
         int before = stage;
 #pragma unroll 1
@@ -262,7 +285,7 @@ template <int T, int WG, int NB> struct Wide {
         Place at = place(tile);
         Outputs writer(a, w.paired, w.up, at.part, at.tile0, warp, lane);
         // Groups of eight rows at an edge whose loads are under way together.
-        constexpr int EDGE = NB >= 64 ? 8 : 2;
+        constexpr int EDGE = NB >= 64 ? 8 : NB % 16 == 0 ? 2 : 1;
         const bool is_whole = at.row0 + NB <= a.rows && __all_sync(~0u, writer.is_whole());
         if (is_whole && w.paired) writer.template write_whole<UNIT_OF_PAIR, NB / 8>(total, at.row0);
         else if (is_whole && a.add) writer.template write_whole<ADD, NB / 8>(total, at.row0);

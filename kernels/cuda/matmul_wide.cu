@@ -45,10 +45,15 @@ template <int T, int WG, int NB> DEVICE void matmul_wide(const WideArgs& args) {
 }
 
 // The blocks of device/cuda/wide.rs. The last number is of blocks that fit a multiprocessor.
-#define MATMUL_WIDE_OF(T, WG, NB, TOGETHER)                                                  \
+#define MATMUL_WIDE_OF(KIND, T, WG, NB, TOGETHER)                                            \
     extern "C" __global__ void __launch_bounds__(WG == 2 && NB == 128 ? 384 : (WG * 4 + 1) * 32, TOGETHER) \
-    matmul_wide_##T##_##WG##_##NB(const __grid_constant__ WideArgs a) { matmul_wide<T, WG, NB>(a); }
+    matmul_##KIND##_##T##_##WG##_##NB(const __grid_constant__ WideArgs a) { matmul_wide<T, WG, NB>(a); }
 #define MATMUL_WIDE(T)                                                                       \
-    MATMUL_WIDE_OF(T, 1, 16, 3) MATMUL_WIDE_OF(T, 1, 32, 3) MATMUL_WIDE_OF(T, 1, 64, 2)      \
-    MATMUL_WIDE_OF(T, 2, 64, 1) MATMUL_WIDE_OF(T, 2, 128, 1)
+    MATMUL_WIDE_OF(wide, T, 1, 32, 3) MATMUL_WIDE_OF(wide, T, 1, 64, 2)                      \
+    MATMUL_WIDE_OF(wide, T, 2, 64, 1) MATMUL_WIDE_OF(wide, T, 2, 128, 1)
 EACH_TYPE(MATMUL_WIDE)
+#define MATMUL_WARPS(T)                                                                      \
+    MATMUL_WIDE_OF(warps, T, 1, 8, 5) MATMUL_WIDE_OF(warps, T, 1, 16, 5) MATMUL_WIDE_OF(warps, T, 1, 24, 4)
+EACH_QUANTIZED(MATMUL_WARPS)
+MATMUL_WIDE_OF(wide, F32, 1, 16, 3)
+MATMUL_WIDE_OF(wide, F16, 1, 16, 3)

@@ -192,10 +192,13 @@ DEVICE void repack_scales(const RepackArgs& a, const uint8_t* b, uint8_t* unit, 
         unit[512 + g * 4 + c] = uint8_t(min(max(exponent - 98, 0), 30) << 2);
     }
     if (type == Q4_K || type == Q5_K) {
-        int at = type == Q4_K ? 512 : 640, scale = 0, min = 0;
+        int at = (type == Q4_K ? 512 : 640) + g * 8 + 2 * c, scale = 0, min = 0;
         if (b) k_scale_min(b, e / 32, scale, min);
-        unit[at + g * 8 + 2 * c] = uint8_t(scale);
-        unit[at + g * 8 + 2 * c + 1] = uint8_t(min);
+        // The scale of scales and, less than zero, that of mins.
+        uint32_t both = b ? uint32_t(word_at(b + 2) ^ 0x8000) << 16 | word_at(b) : 0;
+        uint32_t product = bits(__hmul2(halves(pack(float(scale), float(min))), halves(both)));
+        *reinterpret_cast<uint16_t*>(unit + at) = uint16_t(product);
+        *reinterpret_cast<uint16_t*>(unit + at + 64) = uint16_t(product >> 16);
     }
     for (int half = 0; half < 2; half++) {
         if (type == Q6_K) unit[768 + g * 8 + half * 4 + c] = (b ? b[192 + e / 16 + half] : 0) ^ 0x80;
@@ -214,11 +217,10 @@ DEVICE void repack_scales(const RepackArgs& a, const uint8_t* b, uint8_t* unit, 
     // Once for 256 columns: the scale of scales and, less than zero, that of mins.
     if (type == Q6_K) put_half(unit + 832 + g * 2, b ? b + 208 : nullptr);
     if (is_table(type)) put_half(unit + 576 + g * 2, b ? b + (type == Q3_K ? 108 : 0) : nullptr);
-    if (type == Q4_K || type == Q5_K || type == Q2_K) {
-        int at = type == Q4_K ? 576 : type == Q5_K ? 704 : 320, from = type == Q2_K ? 80 : 0;
-        put_half(unit + at + g * 4, b ? b + from : nullptr);
-        put_half(unit + at + 2 + g * 4, b ? b + from + 2 : nullptr);
-        unit[at + 3 + g * 4] ^= 0x80;
+    if (type == Q2_K) {
+        put_half(unit + 320 + g * 4, b ? b + 80 : nullptr);
+        put_half(unit + 322 + g * 4, b ? b + 82 : nullptr);
+        unit[323 + g * 4] ^= 0x80;
     }
 }
 

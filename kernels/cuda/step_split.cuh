@@ -12,12 +12,6 @@ constexpr int TEAM_ROWS = 16;  // heads of a group, at most
 constexpr int MAX_TEAMS = 4;   // of a block
 static_assert(SPLIT_PAGES == TEAM_WARPS);
 
-DEVICE void load_matrices(uint32_t (&m)[4], const void* row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-        : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-        : "r"(uint32_t(__cvta_generic_to_shared(row))) : "memory");
-}
-
 // A barrier of one team; number 1 is that of all consumers.
 DEVICE void sync_team(int team) { asm volatile("bar.sync %0, %1;" ::"r"(2 + team), "n"(TEAM_THREADS) : "memory"); }
 

@@ -14,14 +14,15 @@
 //   Q4_1  512 codes, 64 d, 64 m                                      640
 //   Q5_0  512 codes, 128 fifth bits, 64 d                            704
 //   Q5_1  512 codes, 128 fifth bits, 64 d, 64 m                      768
-//   Q4_K  512 codes, 64 (scale, min)[g][4], 32 (d, -dmin)[g]         608
-//   Q5_K  512 codes, 128 fifth bits, 64 (scale, min)[g][4], 32       736
 //   Q6_K  512 codes, 256 high bits, 64 scales + 128 [g][2][4], 16 d[g] 848
 //   Q2_K  256 codes, 64 words of 4 scales and 4 mins [g][2], 32 (d, -dmin)[g] 352
 //   IQ4_NL 512 codes, 64 d                                           576
 //   MXFP4 512 codes, 32 exponents[g][4]                              544
 //   IQ4_XS, Q3_K, IQ3_S, IQ3_XXS, IQ2_S, IQ2_XS, IQ2_XXS
 //         512 codes, 64 scales [g][2][4], 16 d[g], 16 of a table     608
+//
+//   Q4_K and Q5_K are packed as Q4_1 and Q5_1: d is the block's times the scale of 32 columns, m less than zero that of
+//         mins times the min, each rounded to F16.
 //
 // Codes of four bits of the last three stand for values of a table, which lies in each unit of the last: so
 // one kernel multiplies every type of scales of 16 columns and at most sixteen values. There scales count in quarters
@@ -36,18 +37,22 @@
 
 enum Type : int {
     F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8,
-    Q4_K = 12, Q5_K = 13, Q6_K = 14, Q2_K = 10, IQ4_NL = 20, IQ4_XS = 23, MXFP4 = 39,
+    Q4_K = 12, Q5_K = 13,  // packed as Q4_1 and Q5_1
+    Q6_K = 14, Q2_K = 10, IQ4_NL = 20, IQ4_XS = 23, MXFP4 = 39,
     Q3_K = 11, IQ2_XXS = 16, IQ2_XS = 17, IQ3_XXS = 18, IQ3_S = 21, IQ2_S = 22,  // packed as IQ4_XS
     BF16 = 30   // packed as F16
 };
 
 __host__ __device__ constexpr int unit_bytes(int type) {
     return type == F32 ? 4096 : type == Q8_0 ? 1088 : type == Q4_0 ? 576 : type == Q4_1 ? 640
-         : type == Q5_0 ? 704 : type == Q5_1 ? 768 : type == Q4_K ? 608 : type == Q5_K ? 736
+         : type == Q5_0 ? 704 : type == Q5_1 ? 768 : type == Q4_K ? 640 : type == Q5_K ? 768
          : type == Q6_K ? 848 : type == Q2_K ? 352 : type == IQ4_NL ? 576 : type == MXFP4 ? 544
          : type == IQ4_XS ? 608 : type == Q3_K ? 608 : type == IQ3_S ? 608 : type == IQ3_XXS ? 608
          : type == IQ2_S ? 608 : type == IQ2_XS ? 608 : type == IQ2_XXS ? 608 : 2048;
 }
+
+// Weights that become F16 on the way to the tensor core.
+template <int T> constexpr bool IS_QUANTIZED = T != F32 && T != F16;
 
 DEVICE bool is_three(int type) { return type == IQ3_XXS || type == IQ3_S; }
 DEVICE bool has_grid(int type) { return is_three(type) || type == IQ2_XXS || type == IQ2_XS || type == IQ2_S; }
@@ -214,30 +219,6 @@ template <> struct Weights<Q4_0> : Legacy<false, false> {};
 template <> struct Weights<Q4_1> : Legacy<false, true> {};
 template <> struct Weights<Q5_0> : Legacy<true, false> {};
 template <> struct Weights<Q5_1> : Legacy<true, true> {};
-
-template <bool FIVE> struct KQuant {
-    static constexpr int GROUP = 4, PLANES = 1;
-    static constexpr int D = FIVE ? 640 : 512;
-    uint4 q;
-    uint32_t high, dd;
-    uint2 sm;
-    template <bool S, typename At> DEVICE void load(At unit, const Lane& lane, int) {
-        q = load16<S>(unit + lane.id * 16);
-        high = FIVE ? load4<S>(unit + 512 + lane.id * 4) : 0;
-        sm = load8<S>(unit + D + lane.g * 8);
-        dd = load4<S>(unit + D + 64 + lane.g * 4);
-    }
-    DEVICE void fragment(int c, int, uint32_t (&b)[4]) const {
-        uint32_t x[4];
-        magic_codes<FIVE>(x, word(q, c), turned(high, c >> 1) >> 2 * (c & 1));
-        // (scale, min) of the chunk's 32 columns, multiplied out.
-        uint32_t two = bits(__hmul2(bytes_of<0>(c < 2 ? sm.x : sm.y, 2 * (c & 1)), halves(dd)));
-#pragma unroll
-        for (int i = 0; i < 4; i++) b[i] = bits(__hfma2(code_of<0>(x[i], i), both(two, 0), both(two, 1)));
-    }
-};
-template <> struct Weights<Q4_K> : KQuant<false> {};
-template <> struct Weights<Q5_K> : KQuant<true> {};
 
 template <> struct Weights<Q6_K> {
     static constexpr int GROUP = 4, PLANES = 1;

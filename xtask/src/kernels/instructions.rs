@@ -79,6 +79,18 @@ const RULES: &[Rule] = &[
     ),
     rule(
         "matmul_wide",
+        "matmul_warps_",
+        HOPPER,
+        Bound::Uses(TENSOR_CORES),
+    ),
+    rule(
+        "matmul_wide",
+        "matmul_warps_",
+        HOPPER,
+        Bound::Uses(&["UTMALDG"]),
+    ),
+    rule(
+        "matmul_wide",
         "matmul_wide_",
         HOPPER,
         Bound::Uses(&["HGMMA"]),
@@ -174,6 +186,8 @@ const KNOWN_SPILLS: &[(&str, usize)] = &[
     ("matmul_few_F32_4", 64),
     // Accumulators of 128 rows in each of four warpgroups leave few registers for what loops share.
     ("matmul_wide_", 232),
+    // Five blocks a multiprocessor; what is spilled are places in front of the loop.
+    ("matmul_warps_", 16),
     // Two blocks a multiprocessor, so that one copies while the other multiplies: sums of two accumulators, and
     // the weights of four tiles. What is spilled is loaded at one of two ends, that of pairs or that of one part.
     ("experts_many_", 144),

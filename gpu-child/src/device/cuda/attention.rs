@@ -49,10 +49,8 @@ const SPLIT_THREADS: u32 = 32 * SPLIT_PAGES as u32;
 const MERGE_WARPS: usize = 4;
 const MERGE_THREADS: u32 = 32 * MERGE_WARPS as u32;
 
-/// Blocks per multiprocessor, or else a number of splits this low, from which one block computes all splits
-/// of a prompt's unit, instead of a block per split.
+/// Blocks per multiprocessor from which one block computes all splits of a prompt's unit, instead of a block per split.
 const ENOUGH_BLOCKS: usize = 2;
-const MANY_SPLITS: usize = 2;
 /// Bytes of attention results of single splits: if they do not fit, one block computes all
 /// splits.
 const PARTIAL_BYTES: usize = 64 << 20;
@@ -666,14 +664,14 @@ fn wide_attention(
     unsafe { kernel.launch(&rank.context, geometry, &arguments) }
 }
 
-/// Decoding sequences, and sequences with many splits in a step of little work: one block per split. Results
-/// are by row of the batch, so these sequences must come first.
+/// Decoding sequences, and a step of little work: one block per split. Results are by row of the batch, so these
+/// sequences must come first.
 fn splits_over_blocks(rank: &Rank, heads: Heads, plan: &TilePlan) -> bool {
     let narrow = plan.narrow;
     let units = plan.narrow_tiles * heads.kv_count;
     let few = units < ENOUGH_BLOCKS * rank.context.multiprocessors() as usize;
     let results = narrow.rows * heads.count * plan.splits;
-    (narrow.decode() || few && plan.splits > MANY_SPLITS)
+    (narrow.decode() || few)
         && narrow.come_first()
         && results * (heads.dim + 2) * size_of::<f32>() <= PARTIAL_BYTES
 }

@@ -34,7 +34,8 @@ impl Power {
 
     /// Moves a bound between 2^14 and 2^15, half of the largest F16; the other half is room for rounding. `None` for a bound
     /// of 2^29 and more, and for one that is not finite.
-    fn below(bound: f32) -> Option<Self> {
+    #[must_use]
+    pub fn below(bound: f32) -> Option<Self> {
         if !bound.is_finite() {
             return None;
         }

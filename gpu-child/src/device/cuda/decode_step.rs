@@ -20,7 +20,8 @@ use super::plan::Plan;
 use super::rank::Rank;
 use super::shared_plan::{STATIC_SHARED_BYTES, SharedPlan, UnitBytes};
 use super::step_model::{
-    MAX_ROWS, blocks_of, experts_of, has_shape, kernel_of, rows_of, unit_columns, unit_of, widths,
+    MAX_ROWS, blocks_of, experts_of, has_shape, kernel_of, published_rows, rows_of, unit_columns,
+    unit_of, widths,
 };
 use super::tags::Tags;
 use super::weights::{Linear, Weights};
@@ -193,7 +194,7 @@ impl DecodeStep {
     /// The kernel supports this batch.
     #[must_use]
     pub fn takes(&self, context: &Context, config: &ModelConfig, plan: &Plan<'_>) -> bool {
-        plan.rows.len() <= rows_of(config)
+        plan.rows.len() <= rows_of(config, self.unit_bytes)
             && plan.sequences.len() == plan.rows.len()
             && plan.drawing.len() == plan.rows.len()
             && partial_bytes(config, plan) <= PARTIAL_BYTES
@@ -222,7 +223,7 @@ impl DecodeStep {
 
     /// The first replica of each published vector.
     fn vectors(&self, config: &ModelConfig) -> [DevicePtr<u64>; 5] {
-        let (mut end, rows) = (0, rows_of(config));
+        let (mut end, rows) = (0, published_rows(config));
         widths(config).map(|width| {
             let at = end;
             end += (width * rows * WORD_BYTES) as u64;
@@ -350,7 +351,7 @@ fn partial_bytes(config: &ModelConfig, plan: &Plan<'_>) -> usize {
 
 /// Words of one replica of all vectors.
 fn replica_words(config: &ModelConfig) -> usize {
-    widths(config).into_iter().sum::<usize>() * rows_of(config)
+    widths(config).into_iter().sum::<usize>() * published_rows(config)
 }
 
 /// The tap needs values that this kernel does not show.

@@ -6,6 +6,7 @@
 use super::board::Stage;
 use super::bounds::Power;
 use super::head;
+use super::headers::constant;
 use super::kernels::{EmbedArgs, GatedRowsArgs, Geometry, RowArgs};
 use super::layer_inputs;
 use super::matmul::{Input, Output, Scale};
@@ -15,11 +16,16 @@ use super::ops::RowKernel;
 use super::plan::Plan;
 use super::products_few::FewProducts;
 use super::rank::Rank;
-use super::weights::{FeedForwardBlock, GatedUnit, Layer, Linear, Matrix, Vector, units};
+use super::weights::{
+    FeedForwardBlock, GatedUnit, Layer, Linear, Matrix, Vector, multiplied_as, units,
+};
 use crate::device::common::batch::{rows, watch};
 use crate::device::{Checkpoint, Tap};
 use crate::model::FeedForward;
 use worker_orcd_ipc::Fault;
+
+/// Threads of a block of `embed`.
+const EMBED_THREADS: u32 = constant!("embed.cu", EMBED_THREADS) as u32;
 
 impl Rank {
     /// Runs the whole step of a batch without a tap, up to the greedy choice of every row.
@@ -63,7 +69,7 @@ impl Rank {
             table: self.weights.matrix(table),
             rows: self.scratch.buffers.rows.on_device(),
             x,
-            ty: table.ty as i32,
+            ty: multiplied_as(table.ty) as i32,
             units: units(table.cols) as i32,
             cols: table.cols as i32,
             scale,
@@ -81,8 +87,14 @@ impl Rank {
 
     /// Reads rows of a table.
     pub fn look_up(&self, plan: &Plan<'_>, arguments: &EmbedArgs) -> Result<(), Fault> {
-        let geometry = Geometry::line(plan.rows.len(), 256);
-        // SAFETY: one block a row; tokens were checked against the vocabulary in `Plan::new`.
+        let rows = plan.rows.len();
+        let most = (arguments.cols as usize).div_ceil(EMBED_THREADS as usize);
+        let parts = (self.context.multiprocessors() as usize / rows).clamp(1, most);
+        let geometry = Geometry {
+            grid: [rows as u32, parts as u32],
+            ..Geometry::line(rows, EMBED_THREADS)
+        };
+        // SAFETY: some blocks a row; tokens were checked against the vocabulary in `Plan::new`.
         unsafe { self.ops.embed.launch(&self.context, geometry, arguments) }
     }
 

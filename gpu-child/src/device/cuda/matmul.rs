@@ -11,7 +11,7 @@ use super::tensor_map::TensorMap;
 use super::weights::{
     Linear, TILE_ROWS, UNIT, Weights, multiplied_as, segments, unit_bytes, units,
 };
-use super::wide::{BLOCKS, Capacity, Cluster, Product, tiling};
+use super::wide::{BLOCKS, Capacity, Cluster, Product, Tiling, tiling};
 use worker_orcd_ipc::Fault;
 use worker_orcd_kernels::{Activation, TensorType};
 
@@ -32,8 +32,8 @@ struct OfType {
     few: [Kernel<MatmulArgs>; 2],
     /// Blocks of 64 x 64 and, where shared memory allows, 128 x 128.
     many: [Option<Kernel<MatmulArgs>>; 2],
-    /// Hopper's kernels, one for each of [`BLOCKS`], instead of all others.
-    wide: Vec<Kernel<WideArgs>>,
+    /// Hopper's kernels, one for each of [`BLOCKS`] that multiplies the type, instead of all others.
+    wide: Vec<Option<Kernel<WideArgs>>>,
 }
 
 #[derive(Debug)]
@@ -215,11 +215,14 @@ impl OfType {
         }
         let mut wide = Vec::new();
         for block in BLOCKS.iter().filter(|_| context.has_wgmma()) {
-            let name = format!("matmul_wide_{name}_{}_{}", block.warpgroups, block.rows);
-            // SAFETY: every kernel of matmul_wgmma.cuh takes WideArgs, and waits.
-            let kernel: Kernel<WideArgs> = unsafe { module.kernel(&name)?.overlapping() };
-            kernel.allow_shared(context.shared_bytes() - RESERVED_SHARED)?;
-            wide.push(kernel);
+            let load = || {
+                let name = block.kernel_name(ty);
+                // SAFETY: every kernel of matmul_wgmma.cuh takes WideArgs, and waits.
+                let kernel: Kernel<WideArgs> = unsafe { module.kernel(&name)?.overlapping() };
+                kernel.allow_shared(context.shared_bytes() - RESERVED_SHARED)?;
+                Ok::<_, Fault>(kernel)
+            };
+            wide.push(block.multiplies(ty).then(load).transpose()?);
         }
         Ok(Self {
             ty,
@@ -246,11 +249,21 @@ impl OfType {
             rows: matmul.rows as usize,
             paired: paired.is_some(),
         };
-        let capacity = Capacity {
-            multiprocessors: context.multiprocessors() as usize,
-            shared_bytes: (context.shared_bytes() - RESERVED_SHARED) as usize,
-        };
-        let tiling = tiling(&product, capacity);
+        let tiling = tiling(&product, capacity(context));
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_tiling(context, matmul, paired, tiling) }
+    }
+
+    /// # Safety
+    /// As for [`launch_wide`](Self::launch_wide); the tiling is one of this product.
+    unsafe fn launch_tiling(
+        &self,
+        context: &Context,
+        matmul: MatmulArgs,
+        paired: Option<Power>,
+        tiling: Tiling,
+    ) -> Result<(), Fault> {
+        let parts = &matmul.parts[..matmul.n_parts as usize];
         let arguments = WideArgs {
             matmul,
             stages: tiling.stages as i32,
@@ -266,7 +279,8 @@ impl OfType {
             block: [BLOCKS[tiling.block].threads(), 1, 1],
             shared_bytes: tiling.shared_bytes as u32,
         };
-        let kernel = &self.wide[tiling.block];
+        let kernel = self.wide[tiling.block].as_ref();
+        let kernel = kernel.expect("a tiling for the type");
         // SAFETY: the geometry is what the kernel of that block was compiled for, with room for
         // its stages and for what its cluster exchanges.
         unsafe {
@@ -337,6 +351,14 @@ impl OfType {
     }
 }
 
+/// Room of the device for blocks of `matmul_wgmma.cuh`.
+fn capacity(context: &Context) -> Capacity {
+    Capacity {
+        multiprocessors: context.multiprocessors() as usize,
+        shared_bytes: (context.shared_bytes() - RESERVED_SHARED) as usize,
+    }
+}
+
 /// Geometry with one warp per segment; a block of short rows has several tiles.
 pub fn few_geometry(tiles: usize, segments: usize, rows: usize) -> Geometry {
     let in_block = (FEW_THREADS / 2 / (32 * segments)).clamp(1, tiles);
@@ -356,3 +378,6 @@ fn few_shared_limit() -> u32 {
 fn many_shared(ty: TensorType, side: usize) -> u32 {
     (2 * (side * 2 * UNIT + side / TILE_ROWS * unit_bytes(ty))) as u32
 }
+
+#[cfg(test)]
+mod tests;

@@ -266,16 +266,16 @@ mod tests {
     fn pieces_are_small_where_the_ring_is() {
         let config = config(3584, 18_944, 28, 128);
         let q4_k = UnitBytes {
-            largest: 608,
-            mean: 608,
+            largest: 640,
+            mean: 640,
         };
         let pieces = |rows, unit_bytes| {
             let shared = SharedPlan::of(&config, rows, unit_bytes, AVAILABLE)?;
             Some((shared.piece_units, shared.slots, shared.window))
         };
         assert_eq!(pieces(1, F16), Some((4, 9, 3)));
-        assert_eq!(pieces(1, q4_k), Some((8, 15, 6)));
-        assert_eq!(pieces(4, q4_k), Some((4, 7, 7)));
+        assert_eq!(pieces(1, q4_k), Some((8, 14, 5)));
+        assert_eq!(pieces(4, q4_k), Some((4, 6, 6)));
         assert_eq!(pieces(4, F16), None);
     }
 

@@ -84,13 +84,23 @@ pub fn has_shape(config: &ModelConfig) -> bool {
         && experts.used * 2 * segments(of_unit) * TILE_ROWS * size_of::<f32>() <= SUMS_BYTES
 }
 
-/// Maximum number of sequences for a model. Single launches compute more rows as fast, and rows of wide models from fewer on
-/// (bench/results/cuda.md).
-pub fn rows_of(config: &ModelConfig) -> usize {
+/// Rows for which blocks have room to publish vectors.
+pub fn published_rows(config: &ModelConfig) -> usize {
+    match config.experts {
+        None => MAX_ROWS,
+        Some(_) => 1,
+    }
+}
+
+/// Maximum number of sequences for a model. Single launches compute more rows as fast, and rows of wide models from fewer on:
+/// where weights have fewer than eight bits, from two (bench/results/cuda.md).
+pub fn rows_of(config: &ModelConfig, of_units: UnitBytes) -> usize {
     const WIDE: usize = 2048;
+    let is_small = of_units.mean < unit_bytes(TensorType::Q8_0);
     match config.experts {
         None if config.n_embd < WIDE => MAX_ROWS,
-        None => MAX_ROWS - 1,
+        None if is_small => 1,
+        None => 2,
         Some(_) => 1,
     }
 }
@@ -167,11 +177,11 @@ fn is_known(ty: &TensorType) -> bool {
 /// Variant of the kernel: some types have smaller kernels of their own, for models with only
 /// these types.
 fn variant(config: &ModelConfig, types: &[TensorType]) -> &'static str {
-    use TensorType::{F16, F32, Q4_K, Q5_K, Q6_K, Q8_0};
+    use TensorType::{F16, F32, Q4_1, Q5_1, Q6_K, Q8_0};
     let are_of = |known: &[TensorType]| types.iter().all(|ty| known.contains(ty));
     if config.experts.is_some() {
         return match () {
-            () if are_of(&[F32, Q4_K, Q6_K]) => "experts_Q4_K",
+            () if are_of(&[F32, Q4_1, Q6_K]) => "experts_K",
             () if are_of(&[F32, Q8_0]) => "experts_Q8_0",
             () => "experts_any",
         };
@@ -181,7 +191,7 @@ fn variant(config: &ModelConfig, types: &[TensorType]) -> &'static str {
     match () {
         () if all_of(&[F16]) => "F16",
         () if all_of(&[Q8_0]) => "Q8_0",
-        () if all_of(&[Q4_K, Q5_K, Q6_K]) => "K",
+        () if all_of(&[Q4_1, Q5_1, Q6_K]) => "K",
         () => "any",
     }
 }

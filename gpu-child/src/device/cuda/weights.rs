@@ -39,11 +39,9 @@ pub fn unit_bytes(ty: TensorType) -> usize {
         TensorType::F16 | TensorType::BF16 => 2048,
         TensorType::Q8_0 => 1088,
         TensorType::Q4_0 | TensorType::IQ4_NL => 576,
-        TensorType::Q4_1 => 640,
+        TensorType::Q4_1 | TensorType::Q4_K => 640,
         TensorType::Q5_0 => 704,
-        TensorType::Q5_1 => 768,
-        TensorType::Q4_K => 608,
-        TensorType::Q5_K => 736,
+        TensorType::Q5_1 | TensorType::Q5_K => 768,
         TensorType::Q6_K => 848,
         TensorType::Q2_K => 352,
         TensorType::IQ4_XS
@@ -64,12 +62,14 @@ pub fn bits_a_weight(ty: TensorType) -> f64 {
     (unit_bytes(ty) * 8) as f64 / WEIGHTS as f64
 }
 
-/// Type of the packed matrix: packing converts BF16 to F16, and types with scales of 16 columns and a table of
-/// sixteen values share a format.
+/// Type of the packed matrix: packing converts BF16 to F16, multiplies the scales of Q4_K and Q5_K out, and gives types
+/// with scales of 16 columns and a table of sixteen values one format.
 #[must_use]
 pub fn multiplied_as(ty: TensorType) -> TensorType {
     match ty {
         TensorType::BF16 => TensorType::F16,
+        TensorType::Q4_K => TensorType::Q4_1,
+        TensorType::Q5_K => TensorType::Q5_1,
         TensorType::Q3_K
         | TensorType::IQ3_S
         | TensorType::IQ3_XXS

@@ -17,6 +17,9 @@ const MAX_CLUSTER: usize = 8;
 const MIN_STAGES: usize = 3;
 /// Slots in shared memory for boxes of weights from the copy engine, two for each unit.
 const BOX_ALIGNMENT: usize = 128;
+/// Eighths of all slots that blocks of clusters can take at once: those of a cluster run on neighbouring
+/// multiprocessors.
+const CLUSTER_EIGHTHS: usize = 7;
 /// Bytes of a warp's sums of eight rows in a cluster.
 const PIECE_BYTES: usize = 512;
 
@@ -27,8 +30,19 @@ pub struct Block {
     pub rows: usize,
     /// Blocks per multiprocessor within its registers.
     pub together: usize,
+    /// Types that it multiplies.
+    weights: BlockWeights,
     /// Estimated time of a unit in nanoseconds, independent of its bytes.
     unit: f64,
+    /// Estimated nanoseconds in which a multiprocessor converts a unit of weights to F16.
+    conversion: f64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum BlockWeights {
+    All,
+    Floats,
+    Quantized,
 }
 
 pub const fn block(warpgroups: usize, rows: usize, together: usize, unit: f64) -> Block {
@@ -36,13 +50,30 @@ pub const fn block(warpgroups: usize, rows: usize, together: usize, unit: f64) -
         warpgroups,
         rows,
         together,
+        weights: BlockWeights::All,
         unit,
+        conversion: 280.0 * warpgroups as f64,
     }
 }
 
-/// `MATMUL_WIDE` in `matmul_wide.cu`.
-pub const BLOCKS: [Block; 5] = [
-    block(1, 16, 3, 489.0),
+/// A block of one warpgroup whose warps multiply on their own (`matmul_warps.cuh`).
+const fn warps(rows: usize, together: usize, unit: f64, conversion: f64) -> Block {
+    Block {
+        weights: BlockWeights::Quantized,
+        conversion,
+        ..block(1, rows, together, unit)
+    }
+}
+
+/// `MATMUL_WARPS` and `MATMUL_WIDE` in `matmul_wide.cu`.
+pub const BLOCKS: [Block; 8] = [
+    warps(8, 5, 450.0, 180.0),
+    warps(16, 5, 489.0, 230.0),
+    warps(24, 4, 720.0, 250.0),
+    Block {
+        weights: BlockWeights::Floats,
+        ..block(1, 16, 3, 489.0)
+    },
     block(1, 32, 3, 483.0),
     block(1, 64, 2, 386.0),
     block(2, 64, 1, 468.0),
@@ -50,6 +81,28 @@ pub const BLOCKS: [Block; 5] = [
 ];
 
 impl Block {
+    /// There is a kernel for packed weights of this type.
+    #[must_use]
+    pub fn multiplies(&self, ty: TensorType) -> bool {
+        let is_float = matches!(ty, TensorType::F32 | TensorType::F16);
+        match self.weights {
+            BlockWeights::All => true,
+            BlockWeights::Floats => is_float,
+            BlockWeights::Quantized => !is_float,
+        }
+    }
+
+    /// Name of the kernel for a type.
+    #[must_use]
+    pub fn kernel_name(&self, ty: TensorType) -> String {
+        let kind = match self.weights {
+            BlockWeights::Quantized => "warps",
+            BlockWeights::All | BlockWeights::Floats => "wide",
+        };
+        let (name, groups, rows) = (ty.name(), self.warpgroups, self.rows);
+        format!("matmul_{kind}_{name}_{groups}_{rows}")
+    }
+
     /// Threads of the warpgroups and of the copying warp; large blocks have a copying warpgroup that
     /// cedes its registers to the others.
     #[must_use]
@@ -168,6 +221,7 @@ pub fn tiling(product: &Product<'_>, capacity: Capacity) -> Tiling {
     let splits = (2..=MAX_CLUSTER.min(segments(product.units))).map(Cluster::Segments);
     let clusters = [Cluster::Alone, Cluster::Weights].into_iter().chain(splits);
     (0..BLOCKS.len())
+        .filter(|block| BLOCKS[*block].multiplies(product.ty))
         .flat_map(|block| clusters.clone().map(move |cluster| (block, cluster)))
         .flat_map(|(block, cluster)| tilings(product, capacity, block, cluster))
         .min_by(|(a, _), (b, _)| a.total_cmp(b))
@@ -186,7 +240,8 @@ fn tilings(
         .filter_map(move |together| tiling_of(product, capacity, index, cluster, together))
 }
 
-fn tiling_of(
+/// Tiling with these blocks, and its nanoseconds, if it has room.
+pub fn tiling_of(
     product: &Product<'_>,
     capacity: Capacity,
     index: usize,
@@ -195,7 +250,12 @@ fn tiling_of(
 ) -> Option<(f64, Tiling)> {
     let block = BLOCKS[index];
     let (tiles, split) = (product.blocks(&block), cluster.split());
-    if cluster == Cluster::Weights && product.rows.div_ceil(block.rows) % 2 == 1 {
+    let row_blocks = product.rows.div_ceil(block.rows);
+    if cluster == Cluster::Weights && row_blocks % 2 == 1 {
+        return None;
+    }
+    // Several blocks of rows would unpack the same weights.
+    if block.weights == BlockWeights::Quantized && row_blocks > 1 {
         return None;
     }
     let slots = capacity.multiprocessors * together;
@@ -208,7 +268,10 @@ fn tiling_of(
         _ => n_segments * block.pieces().div_ceil(split) * PIECE_BYTES,
     };
     let left = (capacity.shared_bytes / together).checked_sub(cluster_sums)?;
-    let rounds = (tiles * split).div_ceil(slots);
+    let rounds = match split {
+        1 => tiles.div_ceil(slots),
+        _ => (tiles * split).div_ceil(slots * CLUSTER_EIGHTHS / 8),
+    };
     // With one tile per block there is nothing to prefetch after its units.
     let useful = if rounds == 1 { units } else { MAX_STAGES };
     let stages = (left / stage).min(MAX_STAGES).min(useful);
@@ -259,7 +322,7 @@ impl Estimate {
         let outputs = (block.warpgroups * GROUP_ROWS * block.rows) as f64 * beside;
         let (unpacking, conversions) = match self.unpacks {
             // A multiprocessor converts the units of its blocks one after the other.
-            true => (0.0338, 280.0 * block.warpgroups as f64 * beside),
+            true => (0.0338, block.conversion * beside),
             false => (0.0, 0.0),
         };
         // Bytes per nanosecond of a multiprocessor.

@@ -112,7 +112,16 @@ fn kernels_are_compiled_for_what_the_host_asks_for() {
     }
     for block in BLOCKS {
         let (groups, rows, together) = (block.warpgroups, block.rows, block.together);
-        let text = format!("MATMUL_WIDE_OF(T, {groups}, {rows}, {together})");
+        let (of_floats, of_quantized) = (TensorType::F16, TensorType::Q8_0);
+        let kind = match block.multiplies(of_floats) {
+            true => "wide",
+            false => "warps",
+        };
+        let ty = match block.multiplies(of_quantized) {
+            true => "T",
+            false => of_floats.name(),
+        };
+        let text = format!("MATMUL_WIDE_OF({kind}, {ty}, {groups}, {rows}, {together})");
         stands("matmul_wide.cu", &text);
     }
     for ty in TensorType::ALL {
