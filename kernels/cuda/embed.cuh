@@ -1,5 +1,5 @@
 // Rows of the packed embedding table as F32, as the file defines them (products and sums rounded
-// to F32, not to F16), times the model's scale.
+// to F32, not to F16, but for the scales of Q4_K and Q5_K: weights.cuh), times the model's scale.
 #pragma once
 #include "weights.cuh"
 

@@ -194,7 +194,7 @@ DEVICE void repack_scales(const RepackArgs& a, const uint8_t* b, uint8_t* unit, 
     if (type == Q4_K || type == Q5_K) {
         int at = (type == Q4_K ? 512 : 640) + g * 8 + 2 * c, scale = 0, min = 0;
         if (b) k_scale_min(b, e / 32, scale, min);
-        // The scale of scales and, less than zero, that of mins.
+        // d and minus dmin.
         uint32_t both = b ? uint32_t(word_at(b + 2) ^ 0x8000) << 16 | word_at(b) : 0;
         uint32_t product = bits(__hmul2(halves(pack(float(scale), float(min))), halves(both)));
         *reinterpret_cast<uint16_t*>(unit + at) = uint16_t(product);

@@ -21,10 +21,10 @@
 //   IQ4_XS, Q3_K, IQ3_S, IQ3_XXS, IQ2_S, IQ2_XS, IQ2_XXS
 //         512 codes, 64 scales [g][2][4], 16 d[g], 16 of a table     608
 //
-//   Q4_K and Q5_K are packed as Q4_1 and Q5_1: d is the block's times the scale of 32 columns, m less than zero that of
-//         mins times the min, each rounded to F16.
+//   Q4_K and Q5_K are packed as Q4_1 and Q5_1: d is the block's d times the scale of these columns, m is minus its dmin
+//         times their min, each rounded to F16.
 //
-// Codes of four bits of the last three stand for values of a table, which lies in each unit of the last: so
+// Codes of four bits of IQ4_NL, MXFP4 and IQ4_XS stand for values of a table, which lies in each unit of the last: so
 // one kernel multiplies every type of scales of 16 columns and at most sixteen values. There scales count in quarters
 // where the last byte of the table is odd, and else in eighths; both they and the table's bytes are told plus 128.
 //

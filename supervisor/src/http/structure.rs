@@ -54,7 +54,8 @@ impl App {
         let (grammars, bytes) = (Arc::clone(&model.grammars), grammar.text_bytes());
         let asked = self.pool.run(bytes, move || grammars.ask(&grammar)).await;
         let lost = || GrammarFault::Unavailable("the grammar could not be read".to_owned());
-        asked.ok_or_else(lost)?.answer().await
+        let limit = self.limits.inference_timeout;
+        asked.ok_or_else(lost)?.answer(limit).await
     }
 }
 

@@ -355,7 +355,9 @@ impl OfType {
 fn capacity(context: &Context) -> Capacity {
     Capacity {
         multiprocessors: context.multiprocessors() as usize,
-        shared_bytes: (context.shared_bytes() - RESERVED_SHARED) as usize,
+        // A block can have all but what NVIDIA's driver takes for it.
+        multiprocessor_bytes: context.shared_bytes() as usize + (1 << 10),
+        block_bytes: (context.shared_bytes() - RESERVED_SHARED) as usize,
     }
 }
 

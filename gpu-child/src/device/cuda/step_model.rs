@@ -93,7 +93,7 @@ pub fn published_rows(config: &ModelConfig) -> usize {
 }
 
 /// Maximum number of sequences for a model. Single launches compute more rows as fast, and rows of wide models from fewer on:
-/// where weights have fewer than eight bits, from two (bench/results/cuda.md).
+/// from two where units of weights are smaller than those of Q8_0 on average (bench/results/cuda.md).
 pub fn rows_of(config: &ModelConfig, of_units: UnitBytes) -> usize {
     const WIDE: usize = 2048;
     let is_small = of_units.mean < unit_bytes(TensorType::Q8_0);

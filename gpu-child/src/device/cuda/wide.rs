@@ -20,6 +20,8 @@ const BOX_ALIGNMENT: usize = 128;
 /// Eighths of all slots that blocks of clusters can take at once: those of a cluster run on neighbouring
 /// multiprocessors.
 const CLUSTER_EIGHTHS: usize = 7;
+/// Shared memory of a block besides stages and sums: NVIDIA's driver's, and barriers.
+const BLOCK_BYTES: usize = (1 << 10) + 256;
 /// Bytes of a warp's sums of eight rows in a cluster.
 const PIECE_BYTES: usize = 512;
 
@@ -163,11 +165,12 @@ impl Product<'_> {
     }
 }
 
-/// Multiprocessors of a device, and the shared memory of each that is available to blocks.
+/// Multiprocessors of a device, and shared memory: of each of them, and of a block at most.
 #[derive(Debug, Clone, Copy)]
 pub struct Capacity {
     pub multiprocessors: usize,
-    pub shared_bytes: usize,
+    pub multiprocessor_bytes: usize,
+    pub block_bytes: usize,
 }
 
 /// Work that the blocks of a cluster share.
@@ -267,7 +270,9 @@ pub fn tiling_of(
         1 => 0,
         _ => n_segments * block.pieces().div_ceil(split) * PIECE_BYTES,
     };
-    let left = (capacity.shared_bytes / together).checked_sub(cluster_sums)?;
+    let share = capacity.multiprocessor_bytes / together - BLOCK_BYTES;
+    let left = share.min(capacity.block_bytes) / BOX_ALIGNMENT * BOX_ALIGNMENT;
+    let left = left.checked_sub(cluster_sums)?;
     let rounds = match split {
         1 => tiles.div_ceil(slots),
         _ => (tiles * split).div_ceil(slots * CLUSTER_EIGHTHS / 8),
@@ -348,7 +353,8 @@ mod tests {
 
     const H200: Capacity = Capacity {
         multiprocessors: 132,
-        shared_bytes: 225 << 10,
+        multiprocessor_bytes: 228 << 10,
+        block_bytes: 225 << 10,
     };
 
     #[test]
@@ -365,12 +371,32 @@ mod tests {
                             paired: tiles.len() == 2,
                         };
                         let tiling = tiling(&product, H200);
-                        assert!(tiling.shared_bytes <= H200.shared_bytes, "{product:?}");
+                        assert!(tiling.shared_bytes <= H200.block_bytes, "{product:?}");
                         assert!(tiling.cluster.split() <= segments(units), "{product:?}");
                         let cluster = tiling.cluster.blocks();
                         assert!(tiling.blocks.is_multiple_of(cluster), "{product:?}");
                         assert!((1..=MAX_STAGES).contains(&tiling.stages), "{product:?}");
                     }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_multiprocessor_has_room_for_the_blocks_that_an_estimate_counts() {
+        for ty in TensorType::ALL {
+            for (index, block) in BLOCKS.iter().enumerate() {
+                for together in 1..=block.together {
+                    let product = Product {
+                        ty,
+                        tiles: &[2368, 2368],
+                        units: 28,
+                        rows: 8,
+                        paired: true,
+                    };
+                    let found = tiling_of(&product, H200, index, Cluster::Alone, together);
+                    let bytes = found.map_or(0, |(_, tiling)| tiling.shared_bytes + BLOCK_BYTES);
+                    assert!(together * bytes <= H200.multiprocessor_bytes, "{product:?}");
                 }
             }
         }

@@ -39,11 +39,12 @@ const VOCABULARY_PATIENCE: Patience = Patience {
     wait: Duration::from_secs(180),
 };
 
-/// Processor time of all checks after which a client that still waits for its result is refused.
-const LONGEST_WORK: Duration = Duration::from_millis(2600);
+/// Processor time of all processes after which a client that still waits for its result is refused: on free cores half as long.
+/// Starts of processes are included.
+const LONGEST_WORK: Duration = Duration::from_millis(3600);
 
 /// Longest wait of a client for a result, for a machine on which the processes hardly run.
-const LONGEST_WAIT: Duration = Duration::from_secs(90);
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 /// Nice value of the threads and processes. Beside streams on all cores they get about a tenth of one core: enough for
 /// an ordinary grammar, and hardly noticeable for streams.
@@ -89,7 +90,7 @@ struct Shared {
     changed: Condvar,
     /// The first process is ready, or failed to start.
     begun: watch::Sender<bool>,
-    /// Processor time of all checks so far, and of processes after the first ones.
+    /// Processor time of all processes so far, counted while they run.
     worked: watch::Sender<Duration>,
 }
 
@@ -123,15 +124,16 @@ pub struct Soon {
     reply: oneshot::Receiver<Found>,
     begun: watch::Receiver<bool>,
     worked: watch::Receiver<Duration>,
-    /// Value of `worked` at which the client is refused, and its longest wait.
+    /// Value of `worked` at which the client is refused.
     most_worked: Duration,
-    longest_wait: Duration,
 }
 
 impl Asked {
+    /// Waits for the result, no longer than `limit`.
+    ///
     /// # Errors
     /// The error of the grammar, or why there is no result.
-    pub async fn answer(self) -> Found {
+    pub async fn answer(self, limit: Option<Duration>) -> Found {
         match self {
             Self::Known(found) => found,
             Self::Soon(soon) => {
@@ -139,12 +141,15 @@ impl Asked {
                     reply,
                     mut begun,
                     mut worked,
-                    most_worked,
-                    longest_wait,
+                    mut most_worked,
                 } = soon;
+                let longest_wait = limit.map_or(LONGEST_WAIT, |limit| limit.min(LONGEST_WAIT));
                 let patience = async {
                     // The start of the first process does not count as a client's wait.
-                    drop(begun.wait_for(|begun| *begun).await);
+                    if !*begun.borrow() {
+                        drop(begun.wait_for(|begun| *begun).await);
+                        most_worked = *worked.borrow() + LONGEST_WORK;
+                    }
                     tokio::select! {
                         _ = worked.wait_for(|worked| *worked >= most_worked) => {}
                         () = sleep(longest_wait) => {}
@@ -229,7 +234,6 @@ impl Grammars {
             begun: self.shared.begun.subscribe(),
             worked,
             most_worked,
-            longest_wait: LONGEST_WAIT,
         })
     }
 
@@ -263,10 +267,9 @@ impl Shared {
             Ok(vocabulary) => vocabulary.as_slice(),
             Err(_) => &[],
         };
-        let mut keeper = Keeper::new(VOCABULARY_PATIENCE, PATIENCE);
+        let mut keeper = Keeper::new(VOCABULARY_PATIENCE, PATIENCE).counting(self.worked.clone());
         let mut prepared = self.prepare(&mut keeper, vocabulary);
         give_way(keeper.pid());
-        keeper.take_worked();
         self.begun.send_replace(true);
         while let Some(pending) = self.next() {
             let found = prepared.and_then(|()| {
@@ -289,8 +292,6 @@ impl Shared {
             // The client may be gone.
             drop(pending.reply.send(found));
             prepared = self.prepare(&mut keeper, vocabulary);
-            let worked = keeper.take_worked();
-            self.worked.send_modify(|all| *all += worked);
         }
     }
 
@@ -488,16 +489,15 @@ mod tests {
     async fn a_client_waits_for_cheap_grammars_and_is_refused_after_expensive_ones() {
         const SHORT: Duration = Duration::from_millis(20);
         let (begun, worked) = (watch::Sender::new(false), watch::Sender::default());
-        let asked = |longest_wait: Duration| {
+        let asked = |limit: Duration| {
             let (pending, reply) = pending(1);
             let soon = Soon {
                 reply,
                 begun: begun.subscribe(),
                 worked: worked.subscribe(),
                 most_worked: LONGEST_WORK,
-                longest_wait,
             };
-            (pending, Asked::Soon(soon).answer())
+            (pending, Asked::Soon(soon).answer(Some(limit)))
         };
         let waits = async |answer| {
             let answer: Result<Found, _> = tokio::time::timeout(SHORT * 3, answer).await;

@@ -24,6 +24,7 @@ use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 use thiserror::Error;
+use tokio::sync::watch;
 use tracing::{info, warn};
 use worker_orcd_process::signal_mask::unblocked;
 
@@ -40,8 +41,8 @@ const SMALL_WORK: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(super) struct Keeper {
     process: Option<Process>,
-    /// Processor time of the orders since it was last taken.
-    worked: Duration,
+    /// Sum of the processor time of all orders, if anything waits for it.
+    worked: Option<watch::Sender<Duration>>,
     /// Time limits of a process's first order.
     patience_at_first: Patience,
     /// Time limits of each other order.
@@ -53,7 +54,7 @@ pub(super) struct Keeper {
 pub(super) struct Patience {
     /// Processor time, which load of the machine does not extend.
     pub work: Duration,
-    /// Wall time, several times as long.
+    /// Wall time, for a machine on which the process hardly runs.
     pub wait: Duration,
 }
 
@@ -61,9 +62,17 @@ impl Keeper {
     pub(super) fn new(patience_at_first: Patience, patience: Patience) -> Self {
         Self {
             process: None,
-            worked: Duration::ZERO,
+            worked: None,
             patience_at_first,
             patience,
+        }
+    }
+
+    /// Adds the processor time of orders to `worked`, while they are executed.
+    pub(super) fn counting(self, worked: watch::Sender<Duration>) -> Self {
+        Self {
+            worked: Some(worked),
+            ..self
         }
     }
 
@@ -85,11 +94,6 @@ impl Keeper {
         self.twice(|keeper| keeper.ask_once(first, order))
     }
 
-    /// Processor time of all orders since the last call, except those that ended their process.
-    pub(super) fn take_worked(&mut self) -> Duration {
-        std::mem::take(&mut self.worked)
-    }
-
     fn twice<T>(
         &mut self,
         attempt: impl Fn(&mut Self) -> Result<T, OrderError>,
@@ -106,19 +110,15 @@ impl Keeper {
             Some(process) => process,
             None => self.start(first)?,
         };
-        let answer = process.ask(order, self.patience);
-        self.worked += process.used();
-        let answer = answer?;
+        let answer = process.ask(order, self.patience)?;
         self.process = Some(process);
         Ok(answer)
     }
 
-    fn start(&mut self, first: &[u8]) -> Result<Process, OrderError> {
+    fn start(&self, first: &[u8]) -> Result<Process, OrderError> {
         let cpu_time = self.patience_at_first.work.max(self.patience.work);
-        let mut process = Process::spawn(cpu_time)?;
-        let answer = process.ask(first, self.patience_at_first);
-        self.worked += process.used();
-        match answer {
+        let mut process = Process::spawn(cpu_time, self.worked.clone())?;
+        match process.ask(first, self.patience_at_first) {
             Ok(Answer::Ready) => Ok(process),
             Ok(answer) => Err(OrderError::Answered(answer)),
             // What the first order costs is no fault of the order behind it.
@@ -194,12 +194,17 @@ fn is_from_outside(status: ExitStatus, used: Duration) -> bool {
 struct Process {
     child: Child,
     channel: Channel,
-    /// Processor time before the order.
+    /// Processor time before the order, and as much of the order's as has been counted.
     used_before: Duration,
+    counted: Duration,
+    worked: Option<watch::Sender<Duration>>,
 }
 
 impl Process {
-    fn spawn(cpu_time: Duration) -> Result<Self, OrderError> {
+    fn spawn(
+        cpu_time: Duration,
+        worked: Option<watch::Sender<Duration>>,
+    ) -> Result<Self, OrderError> {
         let (ours, theirs) = UnixStream::pair().map_err(OrderError::NotStarted)?;
         let mut command = Command::new(OWN_PROGRAM);
         command
@@ -224,12 +229,15 @@ impl Process {
             child,
             channel: Channel::new(ours),
             used_before: Duration::ZERO,
+            counted: Duration::ZERO,
+            worked,
         })
     }
 
     fn ask(&mut self, order: &[u8], patience: Patience) -> Result<Answer, OrderError> {
         let deadline = Instant::now() + patience.wait;
         self.used_before = self.processor_time();
+        self.counted = Duration::ZERO;
         let sent = self.channel.send(order, Some(deadline));
         let answer = match sent {
             Ok(()) => self.receive(deadline, patience),
@@ -243,7 +251,9 @@ impl Process {
     fn receive(&mut self, deadline: Instant, patience: Patience) -> Result<Answer, OrderError> {
         loop {
             let soon = deadline.min(Instant::now() + LOOK);
-            match self.channel.receive(Some(soon)) {
+            let received = self.channel.receive(Some(soon));
+            let used = self.count();
+            match received {
                 Ok(answer) => return Ok(answer),
                 Err(ChannelError::Late) if soon < deadline => {}
                 Err(error) => return Err(self.explain(error, patience)),
@@ -251,10 +261,21 @@ impl Process {
             if let Some(signal) = self.stopped_by() {
                 return Err(OrderError::Outside(signal.to_string()));
             }
-            if self.used() >= patience.work {
+            if used >= patience.work {
                 return Err(OrderError::Costly(patience.work));
             }
         }
+    }
+
+    /// Processor time of the order, which is added to the sum of all.
+    fn count(&mut self) -> Duration {
+        let used = self.used();
+        let more = used.saturating_sub(self.counted);
+        self.counted += more;
+        if let Some(worked) = &self.worked {
+            worked.send_modify(|all| *all += more);
+        }
+        used
     }
 
     /// Processor time of the order.
